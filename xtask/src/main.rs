@@ -1,0 +1,2 @@
+//! Build steps that `./x` calls.
+fn main() {}
