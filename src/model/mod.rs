@@ -1,1 +1,9 @@
 //! Files to weights.
+
+pub mod blocks;
+pub mod config;
+pub mod metadata;
+
+pub use blocks::{BLOCK, Blocks, Format};
+pub use config::{Architecture, Config, RopePairs};
+pub use metadata::{Metadata, Value};
