@@ -6,6 +6,7 @@
 //! chat template).
 
 mod error;
+pub mod gpu;
 pub mod model;
 pub mod text;
 

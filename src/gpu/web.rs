@@ -1,0 +1,1 @@
+//! The GPU through web-sys, in the browser.
