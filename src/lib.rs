@@ -5,8 +5,11 @@
 //! weights), [`decoder`] (the loop), [`cpu`] (twins of the kernels, and the fallback) and [`text`] (tokenizer and
 //! chat template).
 
+pub mod cpu;
+pub mod decoder;
 mod error;
 pub mod gpu;
+pub mod kernels;
 pub mod model;
 pub mod text;
 

@@ -10,9 +10,9 @@ mod native;
 mod web;
 
 #[cfg(not(target_arch = "wasm32"))]
-pub use native::{Bindings, Buffer, Gpu, Kernel, Recording, Staging};
+pub use native::{Bindings, Buffer, Gpu, Kernel, Recording, Staging, now_ms};
 #[cfg(target_arch = "wasm32")]
-pub use web::{Bindings, Buffer, Gpu, Kernel, Recording, Staging};
+pub use web::{Bindings, Buffer, Gpu, Kernel, Recording, Staging, now_ms};
 
 /// Which limits to ask the adapter for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -74,6 +74,8 @@ pub struct Source {
     pub text: String,
     /// The storage bindings of group 0, in the order of their numbers from 0.
     pub access: Vec<Access>,
+    /// Whether it uses subgroups: browsers want `enable subgroups;` in front of such a text, naga rejects the line.
+    pub subgroups: bool,
 }
 
 /// A part of a buffer to bind. `offset` is a multiple of 256, `size` of 4.

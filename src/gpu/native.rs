@@ -388,3 +388,11 @@ fn set<T>(slot: &Mutex<T>, value: T) {
 fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
     slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
 }
+
+/// Milliseconds since some fixed moment.
+pub fn now_ms() -> f64 {
+    use std::sync::OnceLock;
+    use std::time::Instant;
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_secs_f64() * 1e3
+}

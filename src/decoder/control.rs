@@ -1,0 +1,103 @@
+//! The state of the loop in a GPU buffer, which the CPU only reads between windows.
+
+use bytemuck::Zeroable;
+
+/// End tokens that the loop can watch for.
+pub const MAX_END_TOKENS: usize = 24;
+/// Nodes of the widest step.
+pub const MAX_NODES: usize = 32;
+/// Generated tokens that the control state keeps for the CPU to drain.
+pub const RECENT: usize = 256;
+
+/// The same struct as in `kernels/shared/control.wgsl`; a test compares the two.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Control {
+    /// Cache rows that hold committed tokens.
+    pub n_committed: u32,
+    /// Live nodes of this step, 0 when there is nothing to do.
+    pub n_nodes: u32,
+    /// Tokens in the context: prompt and generated.
+    pub n_context: u32,
+    /// Tokens generated for this request.
+    pub n_generated: u32,
+    /// The request ends when the context holds this many tokens.
+    pub max_context: u32,
+    /// 0 running, 1 an end token was generated, 2 `max_context` was reached.
+    pub finished: u32,
+    /// Steps that processed at least one node.
+    pub n_steps: u32,
+    /// How many of `end_tokens` are in use.
+    pub n_end_tokens: u32,
+    /// Tokens that end the request.
+    pub end_tokens: [u32; MAX_END_TOKENS],
+    /// The token of each node.
+    pub tokens: [u32; MAX_NODES],
+    /// Bit `j` of node `i`: node `j` is an ancestor of `i`, or `i` itself.
+    pub ancestors: [u32; MAX_NODES],
+    /// Generated token number `g` stands at `g % 256`.
+    pub recent: [u32; RECENT],
+}
+
+/// Why generation ended, as `Control::finished` tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// An end token was generated.
+    EndToken,
+    /// The token limit or the end of the context was reached.
+    Length,
+}
+
+impl Control {
+    /// A control state with nothing in it.
+    pub fn new() -> Control {
+        Control::zeroed()
+    }
+
+    /// Why generation ended, if it has.
+    pub fn finish(&self) -> Option<Finish> {
+        match self.finished {
+            0 => None,
+            1 => Some(Finish::EndToken),
+            _ => Some(Finish::Length),
+        }
+    }
+}
+
+impl Default for Control {
+    fn default() -> Control {
+        Control::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_the_struct_of_the_kernels() {
+        let shader = include_str!("../../kernels/shared/control.wgsl");
+        let rust = include_str!("control.rs");
+        let fields = |text: &str, opening: &str| -> Vec<(String, String)> {
+            let body = text.split(opening).nth(1).unwrap().split("\n}").next().unwrap().to_owned();
+            let lines = body.lines().map(str::trim).filter(|line| !line.starts_with("//") && line.contains(": "));
+            lines
+                .map(|line| {
+                    let (name, rest) = line.split_once(": ").unwrap();
+                    let kind = rest.split("//").next().unwrap().trim().trim_end_matches(',').to_owned();
+                    let length: String = kind.trim_start_matches("array<u32").trim_start_matches("[u32").to_owned();
+                    let length = length
+                        .replace("MAX_END_TOKENS", "24")
+                        .replace("MAX_NODES", "32")
+                        .replace("RECENT", "256")
+                        .chars()
+                        .filter(char::is_ascii_digit)
+                        .collect::<String>();
+                    (name.trim_start_matches("pub ").to_owned(), if kind == "u32" { String::new() } else { length })
+                })
+                .collect()
+        };
+        assert_eq!(fields(shader, "struct Control {"), fields(rust, "pub struct Control {"));
+        assert_eq!((MAX_END_TOKENS, MAX_NODES, RECENT), (24, 32, 256));
+    }
+}

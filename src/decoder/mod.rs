@@ -1,0 +1,14 @@
+//! The decoding loop on the GPU: weights, cache, steps and windows of steps.
+
+pub mod control;
+pub mod forward;
+mod probe;
+pub mod request;
+pub mod step;
+pub mod weights;
+pub mod window;
+
+pub use forward::{Fusion, Outcome};
+pub use request::{Finish, Generated, Mode, OnTokens, Request};
+pub use weights::Weights;
+pub use window::{FusionChoice, GpuDecoder};

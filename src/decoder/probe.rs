@@ -1,0 +1,130 @@
+//! The probe at load: every step that will be used is compared, bit for bit on this very device, with the step of one
+//! token and a kernel an operation. What differs is not used.
+
+use super::control::Control;
+use super::forward::{Fusion, Outcome, vocab_parts};
+use super::step::{BUCKETS, StepKey};
+use super::window::{FusionChoice, GpuDecoder};
+use crate::Result;
+use crate::gpu::now_ms;
+
+/// Tokens that the probe runs on a device of its own kind and on a program that plays a GPU.
+const PROBE_TOKENS: usize = 33;
+const PROBE_TOKENS_SOFTWARE: usize = 6;
+
+/// The residual of each token, and the best logits behind it where the step has a head.
+struct Trace {
+    x: Vec<Vec<u32>>,
+    best: Vec<Option<Vec<u32>>>,
+}
+
+impl GpuDecoder {
+    /// Records, probes and, for [`FusionChoice::Auto`], times the plans; answers what was left out.
+    pub(super) async fn choose_plan(&mut self, choice: FusionChoice) -> Result<Vec<String>> {
+        let mut left_out = Vec::new();
+        let plans: &[Fusion] = match choice {
+            FusionChoice::None => &[Fusion::NONE],
+            FusionChoice::All => &[Fusion::NONE, Fusion::ALL],
+            FusionChoice::Auto => &[Fusion::NONE, Fusion::ALL],
+        };
+        let decode = |fusion| StepKey { tokens: 1, outcome: Outcome::Predict, fusion };
+        let keys: Vec<StepKey> = plans
+            .iter()
+            .flat_map(|&fusion| {
+                [decode(fusion), StepKey { tokens: self.prefill_tokens, outcome: Outcome::Prefill, fusion }]
+            })
+            .collect();
+        self.record(&keys).await?;
+
+        let reference = self.trace(decode(Fusion::NONE)).await?;
+        let mut usable = Vec::new();
+        for &fusion in plans {
+            if fusion == Fusion::NONE || self.trace(decode(fusion)).await?.agrees(&reference) {
+                usable.push(fusion);
+            } else {
+                left_out.push("the fused plan gives other bits than the plain one on this device".to_owned());
+            }
+        }
+        self.fusion = match choice {
+            FusionChoice::None => Fusion::NONE,
+            FusionChoice::All => *usable.last().unwrap_or(&Fusion::NONE),
+            FusionChoice::Auto => self.faster(&usable).await?,
+        };
+        // The widest prefill step that agrees; a step of one always does.
+        let widest = self.scratch.max_tokens;
+        for &tokens in BUCKETS.iter().rev().filter(|&&tokens| tokens <= widest) {
+            self.prefill_tokens = tokens;
+            let key = self.prefill_key();
+            self.record(&[key]).await?;
+            if self.trace(key).await?.agrees(&reference) {
+                break;
+            }
+            left_out.push(format!("steps of {tokens} tokens give other bits than steps of one on this device"));
+        }
+        Ok(left_out)
+    }
+
+    /// Runs a fixed context through steps of one kind.
+    async fn trace(&self, key: StepKey) -> Result<Trace> {
+        let most = if self.gpu.adapter().is_software { PROBE_TOKENS_SOFTWARE } else { PROBE_TOKENS };
+        let n = most.min(self.scratch.max_seq_len - 1);
+        self.start_probe(n);
+        let (dim, parts) = (self.config.dim, vocab_parts(self.config.vocab_size));
+        let kept = usize::from(key.outcome == Outcome::Prefill);
+        let mut trace = Trace { x: Vec::new(), best: Vec::new() };
+        let step = self.recording(key)?;
+        for first in (0..n - kept).step_by(key.tokens) {
+            let nodes = key.tokens.min(n - kept - first);
+            self.gpu.submit(&[step], None);
+            let bytes = self.gpu.read(&self.scratch.x, 0, (4 * nodes * dim) as u64).await?;
+            trace.x.extend(bytemuck::pod_collect_to_vec::<u8, u32>(&bytes).chunks(dim).map(<[u32]>::to_vec));
+            if key.outcome == Outcome::Prefill {
+                trace.best.extend(vec![None; nodes]);
+            } else {
+                let bytes = self.gpu.read(&self.scratch.best, 0, (8 * nodes * parts) as u64).await?;
+                let best = bytemuck::pod_collect_to_vec::<u8, u32>(&bytes);
+                trace.best.extend(best.chunks(2 * parts).map(|best| Some(best.to_vec())));
+            }
+        }
+        Ok(trace)
+    }
+
+    fn start_probe(&self, n: usize) {
+        let vocab_size = self.config.vocab_size as u32;
+        let tokens: Vec<u32> = (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % vocab_size).collect();
+        let control = Control { n_context: n as u32, max_context: self.scratch.max_seq_len as u32, ..Control::new() };
+        self.gpu.write(&self.scratch.control, 0, bytemuck::bytes_of(&control));
+        self.gpu.write(&self.scratch.context, 0, bytemuck::cast_slice(&tokens));
+    }
+
+    /// The plan whose decode step takes less time.
+    async fn faster(&self, plans: &[Fusion]) -> Result<Fusion> {
+        let mut best = (f64::INFINITY, Fusion::NONE);
+        for &fusion in plans {
+            let step = self.recording(StepKey { tokens: 1, outcome: Outcome::Predict, fusion })?;
+            let mut shortest = f64::INFINITY;
+            let steps = if self.gpu.adapter().is_software { 1 } else { 8 };
+            for _ in 0..3 {
+                self.start_probe(2);
+                self.gpu.finish().await?;
+                let started = now_ms();
+                self.gpu.submit(&vec![step; steps], None);
+                self.gpu.finish().await?;
+                shortest = f64::min(shortest, now_ms() - started);
+            }
+            if shortest < best.0 {
+                best = (shortest, fusion);
+            }
+        }
+        Ok(best.1)
+    }
+}
+
+impl Trace {
+    /// Whether all that both have is the same, bit for bit.
+    fn agrees(&self, reference: &Trace) -> bool {
+        let x = self.x.iter().zip(&reference.x).all(|(a, b)| a == b);
+        let pairs = self.best.iter().zip(&reference.best);
+        x && pairs.flat_map(|(a, b)| a.iter().zip(b)).all(|(a, b)| a == b)
+    }
+}

@@ -1,0 +1,75 @@
+//! What a backend is asked for and what it answers, the same for the GPU and the CPU.
+
+use std::ops::ControlFlow;
+
+pub use super::control::Finish;
+
+/// How the loop waits for the GPU. The tokens do not depend on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// A readback after each token, as other engines do.
+    Greedy,
+    /// Windows of steps, two in flight.
+    #[default]
+    Loop,
+}
+
+impl Mode {
+    /// The mode's name in options and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Greedy => "greedy",
+            Mode::Loop => "loop",
+        }
+    }
+}
+
+/// One generation.
+#[derive(Debug, Clone)]
+pub struct Request<'a> {
+    /// Tokens to continue, at least one.
+    pub prompt: &'a [u32],
+    /// The most tokens to generate, at least one.
+    pub max_tokens: usize,
+    /// Tokens that end the answer; the one that ended it is the last of the answer's tokens.
+    pub end_tokens: &'a [u32],
+    /// How the loop waits for the GPU.
+    pub mode: Mode,
+}
+
+/// Called with tokens as they become known; breaking ends the generation.
+pub type OnTokens<'a> = &'a mut dyn FnMut(&[u32]) -> ControlFlow<()>;
+
+/// What a generation did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generated {
+    /// The tokens generated.
+    pub tokens: Vec<u32>,
+    /// Why it ended; `None` where the caller broke off.
+    pub finish: Option<Finish>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens of the prompt whose keys and values were still in the cache.
+    pub cached_tokens: usize,
+    /// Decode steps that processed something.
+    pub steps: usize,
+    /// From the request to the first token, in milliseconds.
+    pub ttft_ms: f64,
+    /// From the first token to the last, in milliseconds.
+    pub decode_ms: f64,
+}
+
+impl Generated {
+    /// Decode time of a token behind the first, in milliseconds; 0 where there is none.
+    pub fn decode_ms_per_token(&self) -> f64 {
+        match self.tokens.len() {
+            0 | 1 => 0.0,
+            n => self.decode_ms / (n - 1) as f64,
+        }
+    }
+}
+
+/// Number of tokens at the start of both.
+pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}

@@ -1,0 +1,218 @@
+//! Steps: fixed lists of dispatches, recorded once and replayed.
+
+use std::collections::HashMap;
+
+use super::control::Control;
+use super::forward::{Fusion, Outcome, features, forward, fused_norm_tokens, vocab_parts};
+use super::weights::Weights;
+use crate::Result;
+use crate::gpu::{Buffer, Dispatch, Gpu, Kernel, Recording};
+use crate::kernels::Features;
+use crate::model::{BLOCK, Config};
+
+/// Positions that one chunk of attention covers.
+pub const CHUNK: usize = 32;
+
+/// Node counts for which steps are made.
+pub const BUCKETS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+
+/// What a step is recorded for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StepKey {
+    /// Nodes of the step, one of [`BUCKETS`].
+    pub tokens: usize,
+    /// What follows the layers.
+    pub outcome: Outcome,
+    /// Which operations share a kernel.
+    pub fusion: Fusion,
+}
+
+/// All that shapes the kernels of one step besides the model.
+pub(super) struct Pass {
+    pub tokens: usize,
+    pub outcome: Outcome,
+    pub fusion: Fusion,
+    /// Up to how many tokens a product's workgroup memory holds their normed input.
+    pub fused_norm_tokens: usize,
+    pub features: Features,
+}
+
+/// The buffers that steps work in, made once for a context length and a widest step.
+pub struct Scratch {
+    /// Rows of the cache, a multiple of [`CHUNK`].
+    pub max_seq_len: usize,
+    /// Nodes of the widest step.
+    pub max_tokens: usize,
+    /// The state of the loop, [`Control`].
+    pub control: Buffer,
+    /// Tokens of the prompt and of the answer, `[max_seq_len]`.
+    pub context: Buffer,
+    /// cos and sin for the rotary embedding, `[max_seq_len, head_dim / 2]`.
+    pub rope: Buffer,
+    /// Keys and values of each layer, 16-bit, `[k and v, n_kv_heads, max_seq_len, head_dim]`.
+    pub caches: Vec<Buffer>,
+    /// Residual, `[max_tokens, dim]`.
+    pub x: Buffer,
+    /// Quantised input of a product, `[max_tokens, dim]`.
+    pub h: Buffer,
+    /// Product of q, k and v, `[max_tokens, qkv_dim]`.
+    pub qkv: Buffer,
+    /// Queries, `[max_tokens, q_dim]`.
+    pub q: Buffer,
+    /// Attention's chunks, `[max_tokens, n_heads, max_chunks, head_dim + 2]`.
+    pub partial: Buffer,
+    /// Quantised attention, `[max_tokens, q_dim]`.
+    pub attn: Buffer,
+    /// Product of gate and up, `[max_tokens, 2 * hidden_dim]`.
+    pub gate_up: Buffer,
+    /// Quantised activation, `[max_tokens, hidden_dim]`.
+    pub act: Buffer,
+    /// `[max_tokens, vocab_size]`
+    pub logits: Buffer,
+    /// The best logit of each part of the vocabulary, `[max_tokens, parts]`.
+    pub best: Buffer,
+}
+
+/// Bytes of each buffer of [`Scratch`], by name, for the memory plan.
+pub fn scratch_sizes(config: &Config, max_seq_len: usize, max_tokens: usize) -> Vec<(&'static str, u64)> {
+    let chunks = max_seq_len / CHUNK;
+    let quantized = |n: usize| 48 * max_tokens * (n / BLOCK);
+    let floats = |n: usize| 4 * max_tokens * n;
+    let sizes = [
+        ("control", size_of::<Control>()),
+        ("context", 4 * max_seq_len),
+        ("rope", 4 * max_seq_len * config.head_dim),
+        ("x", floats(config.dim)),
+        ("h", quantized(config.dim)),
+        ("qkv", floats(config.qkv_dim())),
+        ("q", floats(config.q_dim())),
+        ("partial", floats(config.n_heads * chunks * (config.head_dim + 2))),
+        ("attn", quantized(config.q_dim())),
+        ("gate_up", floats(2 * config.hidden_dim)),
+        ("act", quantized(config.hidden_dim)),
+        ("logits", floats(config.vocab_size)),
+        ("best", 2 * floats(vocab_parts(config.vocab_size))),
+    ];
+    sizes.into_iter().map(|(name, size)| (name, size as u64)).collect()
+}
+
+/// Bytes of one layer's cache.
+pub fn cache_size(config: &Config, max_seq_len: usize) -> u64 {
+    4 * (max_seq_len * config.kv_dim()) as u64
+}
+
+/// The widest step whose buffers all fit one binding of `max_binding` bytes.
+pub fn widest_bucket(config: &Config, max_seq_len: usize, max_binding: u64) -> usize {
+    let fits =
+        |&&tokens: &&usize| scratch_sizes(config, max_seq_len, tokens).iter().all(|(_, size)| *size <= max_binding);
+    BUCKETS.iter().rev().find(fits).copied().unwrap_or(1)
+}
+
+impl Scratch {
+    /// Makes the buffers; the cache holds `max_seq_len` tokens, rounded up to whole chunks.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`] where the device has no room.
+    pub async fn new(gpu: &Gpu, config: &Config, max_seq_len: usize, max_tokens: usize) -> Result<Scratch> {
+        let max_seq_len = max_seq_len.next_multiple_of(CHUNK);
+        let mut buffers = HashMap::new();
+        for (name, size) in scratch_sizes(config, max_seq_len, max_tokens) {
+            buffers.insert(name, gpu.buffer(name, size).await?);
+        }
+        let mut caches = Vec::new();
+        for layer in 0..config.n_layers {
+            let label = format!("the cache of layer {layer}");
+            caches.push(gpu.buffer(&label, cache_size(config, max_seq_len)).await?);
+        }
+        let turns = crate::cpu::rope_table(config, max_seq_len);
+        gpu.write(&buffers["rope"], 0, bytemuck::cast_slice(&turns));
+        let mut take = |name: &str| {
+            let missing = || crate::Error::Gpu { what: format!("buffer {name}"), message: "it was not made".into() };
+            buffers.remove(name).ok_or_else(missing)
+        };
+        Ok(Scratch {
+            max_seq_len,
+            max_tokens,
+            control: take("control")?,
+            context: take("context")?,
+            rope: take("rope")?,
+            caches,
+            x: take("x")?,
+            h: take("h")?,
+            qkv: take("qkv")?,
+            q: take("q")?,
+            partial: take("partial")?,
+            attn: take("attn")?,
+            gate_up: take("gate_up")?,
+            act: take("act")?,
+            logits: take("logits")?,
+            best: take("best")?,
+        })
+    }
+
+    /// Chunks of the longest context.
+    pub fn max_chunks(&self) -> usize {
+        self.max_seq_len / CHUNK
+    }
+}
+
+/// Recorded steps. Kernels with the same text are compiled once for all of them.
+#[derive(Default)]
+pub struct Steps {
+    kernels: HashMap<String, Kernel>,
+    recordings: HashMap<StepKey, Recording>,
+}
+
+impl Steps {
+    /// Compiles and records the steps of `keys` that are not there yet, all kernels at once.
+    ///
+    /// # Errors
+    /// [`crate::Error::Gpu`] where a kernel does not compile.
+    pub async fn record(
+        &mut self,
+        gpu: &Gpu,
+        config: &Config,
+        weights: &Weights,
+        scratch: &Scratch,
+        keys: &[StepKey],
+    ) -> Result<()> {
+        let mut lists = Vec::new();
+        for &key in keys.iter().filter(|key| !self.recordings.contains_key(key)) {
+            let pass = Pass {
+                tokens: key.tokens,
+                outcome: key.outcome,
+                fusion: key.fusion,
+                fused_norm_tokens: fused_norm_tokens(
+                    config.dim,
+                    gpu.adapter().max_workgroup_memory.min(16 << 10) as usize,
+                ),
+                features: features(gpu.adapter()),
+            };
+            let mut ops = Vec::new();
+            forward(config, weights, scratch, &pass, &mut |op| ops.push(op))?;
+            lists.push((key, ops));
+        }
+        let mut sources: Vec<crate::gpu::Source> = Vec::new();
+        for (source, ..) in lists.iter().flat_map(|(_, ops)| ops) {
+            if !self.kernels.contains_key(&source.text) && !sources.iter().any(|known| known.text == source.text) {
+                sources.push(source.clone());
+            }
+        }
+        let compiled = gpu.compile(&sources).await?;
+        self.kernels.extend(sources.into_iter().map(|source| source.text).zip(compiled));
+        for (key, ops) in lists {
+            let dispatches = ops.into_iter().map(|(source, ranges, workgroups)| {
+                let kernel = self.kernels[&source.text].clone();
+                let bindings = gpu.bind(&kernel, &ranges);
+                Dispatch { kernel, bindings, workgroups }
+            });
+            self.recordings.insert(key, gpu.record(dispatches.collect()));
+        }
+        Ok(())
+    }
+
+    /// The recording of a step.
+    pub fn get(&self, key: StepKey) -> Option<&Recording> {
+        self.recordings.get(&key)
+    }
+}

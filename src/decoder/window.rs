@@ -1,0 +1,326 @@
+//! The loop: windows of steps, of which the CPU reads a few bytes each.
+
+use std::collections::VecDeque;
+
+use super::control::{Control, MAX_END_TOKENS, RECENT};
+use super::forward::{Fusion, Outcome};
+use super::request::{Generated, Mode, OnTokens, Request, common_prefix};
+use super::step::{Scratch, StepKey, Steps, widest_bucket};
+use super::weights::Weights;
+use crate::gpu::{Gpu, Staging, now_ms};
+use crate::model::Config;
+use crate::{Error, Result};
+
+/// Windows that may be in flight.
+const IN_FLIGHT: usize = 2;
+/// The most steps of a window.
+const MAX_WINDOW: usize = 4;
+/// A window of decode steps should take about this long, in milliseconds: longer ones make the text stutter.
+const WINDOW_MS: f64 = 8.0;
+/// A submission of prefill steps should take about this long, in milliseconds.
+const PREFILL_MS: f64 = 100.0;
+
+/// Which fusion plan to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FusionChoice {
+    /// Times both once and takes the faster.
+    #[default]
+    Auto,
+    /// A kernel an operation.
+    None,
+    /// Six dispatches a layer.
+    All,
+}
+
+/// A model on the GPU and the loop that decodes with it.
+pub struct GpuDecoder {
+    pub(super) gpu: Gpu,
+    pub(super) config: Config,
+    pub(super) weights: Weights,
+    pub(super) scratch: Scratch,
+    pub(super) steps: Steps,
+    /// Nodes of a prefill step.
+    pub(super) prefill_tokens: usize,
+    pub(super) fusion: Fusion,
+    staging: Vec<Staging>,
+    /// Tokens whose keys and values are in the cache, from the first position on.
+    cached: Vec<u32>,
+    /// Milliseconds of a decode step and of a prefill step, as seen last; 0 before the first.
+    step_ms: f64,
+    prefill_ms: f64,
+    /// What the probe at load left out, in words.
+    left_out: Vec<String>,
+}
+
+impl GpuDecoder {
+    /// Makes cache, scratch and steps for a context of `max_seq_len` tokens, and checks on this device that every
+    /// step that will be used gives the same bits.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] where the device has no room; [`Error::Gpu`] where a kernel does not compile.
+    pub async fn new(
+        gpu: &Gpu,
+        config: &Config,
+        weights: Weights,
+        max_seq_len: usize,
+        fusion: FusionChoice,
+    ) -> Result<GpuDecoder> {
+        let prefill_tokens = widest_bucket(config, max_seq_len, gpu.adapter().max_binding);
+        let scratch = Scratch::new(gpu, config, max_seq_len, prefill_tokens).await?;
+        let mut staging = Vec::new();
+        for _ in 0..IN_FLIGHT {
+            staging.push(gpu.staging(size_of::<Control>() as u64).await?);
+        }
+        let mut decoder = GpuDecoder {
+            gpu: gpu.clone(),
+            config: config.clone(),
+            weights,
+            scratch,
+            steps: Steps::default(),
+            prefill_tokens,
+            fusion: Fusion::NONE,
+            staging,
+            cached: Vec::new(),
+            step_ms: 0.0,
+            prefill_ms: 0.0,
+            left_out: Vec::new(),
+        };
+        decoder.left_out = decoder.choose_plan(fusion).await?;
+        Ok(decoder)
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Tokens the context holds.
+    pub fn max_seq_len(&self) -> usize {
+        self.scratch.max_seq_len
+    }
+
+    /// The GPU it runs on.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// What the probe at load found to differ on this device and left out, a sentence each.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    /// The plan in use.
+    pub fn fusion(&self) -> Fusion {
+        self.fusion
+    }
+
+    /// Dispatches of one decode step of one token.
+    pub fn dispatches_per_step(&self) -> usize {
+        self.steps.get(self.decode_key()).map_or(0, |recording| recording.len())
+    }
+
+    pub(super) fn decode_key(&self) -> StepKey {
+        StepKey { tokens: 1, outcome: Outcome::Predict, fusion: self.fusion }
+    }
+
+    pub(super) fn prefill_key(&self) -> StepKey {
+        StepKey { tokens: self.prefill_tokens, outcome: Outcome::Prefill, fusion: self.fusion }
+    }
+
+    pub(super) async fn record(&mut self, keys: &[StepKey]) -> Result<()> {
+        self.steps.record(&self.gpu, &self.config, &self.weights, &self.scratch, keys).await
+    }
+
+    pub(super) fn recording(&self, key: StepKey) -> Result<&crate::gpu::Recording> {
+        let missing = || Error::Gpu { what: format!("step {key:?}"), message: "it was not recorded".into() };
+        self.steps.get(key).ok_or_else(missing)
+    }
+
+    /// Continues `request.prompt`. What the cache holds of the prompt already is not computed again.
+    ///
+    /// # Errors
+    /// [`Error::ContextOverflow`] where the prompt leaves no room for a token; [`Error::BadInput`] for an empty
+    /// prompt, a token outside the vocabulary, or too many end tokens; [`Error::DeviceLost`].
+    pub async fn generate(&mut self, request: &Request<'_>, on_tokens: OnTokens<'_>) -> Result<Generated> {
+        let started = now_ms();
+        check_request(request, &self.config, self.scratch.max_seq_len)?;
+        let n_prompt = request.prompt.len();
+        let cached_tokens = common_prefix(&self.cached, request.prompt).min(n_prompt - 1);
+        self.cached.truncate(cached_tokens);
+        self.start(request, cached_tokens);
+        self.prefill(n_prompt - 1 - cached_tokens).await?;
+        self.cached.extend_from_slice(&request.prompt[cached_tokens..n_prompt - 1]);
+
+        let mut generated = Generated {
+            tokens: Vec::new(),
+            finish: None,
+            prompt_tokens: n_prompt,
+            cached_tokens,
+            steps: 0,
+            ttft_ms: 0.0,
+            decode_ms: 0.0,
+        };
+        let decoded = self.decode(request, on_tokens, started, &mut generated).await;
+        // The cache holds every token of the context but the last, whose step is yet to come.
+        self.cached.push(request.prompt[n_prompt - 1]);
+        self.cached.extend_from_slice(&generated.tokens);
+        self.cached.pop();
+        if decoded.is_err() {
+            self.cached.clear();
+        }
+        decoded?;
+        Ok(generated)
+    }
+
+    /// Writes the prompt and the control state of a new request.
+    fn start(&self, request: &Request<'_>, n_committed: usize) {
+        let n_prompt = request.prompt.len();
+        let mut control = Control {
+            n_committed: n_committed as u32,
+            n_context: n_prompt as u32,
+            max_context: (n_prompt + request.max_tokens).min(self.scratch.max_seq_len) as u32,
+            n_end_tokens: request.end_tokens.len() as u32,
+            ..Control::new()
+        };
+        control.end_tokens[..request.end_tokens.len()].copy_from_slice(request.end_tokens);
+        self.gpu.write(&self.scratch.control, 0, bytemuck::bytes_of(&control));
+        let new = &request.prompt[n_committed..];
+        self.gpu.write(&self.scratch.context, 4 * n_committed as u64, bytemuck::cast_slice(new));
+    }
+
+    /// Runs `n` tokens of the prompt through the widest step, in submissions short enough for others to share the GPU.
+    async fn prefill(&mut self, n: usize) -> Result<()> {
+        let step = self.recording(self.prefill_key())?;
+        let mut left = n.div_ceil(self.prefill_tokens);
+        let mut prefill_ms = self.prefill_ms;
+        while left > 0 {
+            let most = if prefill_ms > 0.0 { (PREFILL_MS / prefill_ms) as usize } else { 1 };
+            let now = left.min(most.clamp(1, 32));
+            let started = now_ms();
+            self.gpu.submit(&vec![step; now], None);
+            left -= now;
+            if left > 0 {
+                self.gpu.finish().await?;
+                prefill_ms = (now_ms() - started) / now as f64;
+            }
+        }
+        self.prefill_ms = prefill_ms;
+        Ok(())
+    }
+
+    async fn decode(
+        &mut self,
+        request: &Request<'_>,
+        on_tokens: OnTokens<'_>,
+        started: f64,
+        generated: &mut Generated,
+    ) -> Result<()> {
+        let step = self.recording(self.decode_key())?;
+        let in_flight = if request.mode == Mode::Greedy { 1 } else { IN_FLIGHT };
+        let mut step_ms = self.step_ms;
+        let mut submitted = 0;
+        let mut flying = VecDeque::new();
+        let mut ended = false;
+        let mut last_end = 0.0;
+        let mut first_end = 0.0;
+        loop {
+            while !ended && flying.len() < in_flight && submitted < request.max_tokens {
+                // The first token should not wait for a whole window.
+                let window = match request.mode {
+                    Mode::Loop if submitted > 0 && step_ms > 0.0 => (WINDOW_MS / step_ms) as usize,
+                    _ => 1,
+                };
+                let window = window.clamp(1, MAX_WINDOW).min(request.max_tokens - submitted);
+                let free = (0..self.staging.len()).find(|slot| !flying.iter().any(|(used, _)| used == slot));
+                let Some(slot) = free else { break };
+                self.gpu.submit(&[step; MAX_WINDOW][..window], Some((&self.scratch.control, &self.staging[slot])));
+                submitted += window;
+                flying.push_back((slot, window));
+            }
+            let Some((slot, window)) = flying.pop_front() else { break };
+            let bytes = self.gpu.read_staging(&self.staging[slot]).await?;
+            let control: Control = bytemuck::pod_read_unaligned(&bytes);
+            let end = now_ms();
+            if generated.tokens.is_empty() {
+                generated.ttft_ms = end - started;
+                first_end = end;
+            } else if control.n_generated as usize > generated.tokens.len() {
+                step_ms = (end - last_end) / window as f64;
+                generated.decode_ms = end - first_end;
+            }
+            last_end = end;
+            if ended {
+                continue;
+            }
+            let known = generated.tokens.len();
+            let new: Vec<u32> = (known..control.n_generated as usize).map(|g| control.recent[g % RECENT]).collect();
+            generated.tokens.extend_from_slice(&new);
+            generated.steps = control.n_generated as usize;
+            generated.finish = control.finish();
+            ended = generated.finish.is_some();
+            if !new.is_empty() && on_tokens(&new).is_break() {
+                ended = true;
+                generated.finish = None;
+            }
+        }
+        self.step_ms = step_ms;
+        Ok(())
+    }
+
+    /// Logits of every token of `tokens`, for measuring: `on_logits(i, logits)` gets the logits behind token `i`.
+    ///
+    /// # Errors
+    /// As [`GpuDecoder::generate`].
+    pub async fn score(&mut self, tokens: &[u32], on_logits: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+        let request = Request { prompt: tokens, max_tokens: 1, end_tokens: &[], mode: Mode::Greedy };
+        if tokens.len() > self.scratch.max_seq_len {
+            return Err(Error::ContextOverflow { needed: tokens.len(), context: self.scratch.max_seq_len });
+        }
+        check_tokens(tokens, &self.config)?;
+        let key = StepKey { outcome: Outcome::Score, ..self.prefill_key() };
+        self.record(&[key]).await?;
+        self.cached.clear();
+        self.start(&request, 0);
+        let vocab_size = self.config.vocab_size;
+        for first in (0..tokens.len()).step_by(self.prefill_tokens) {
+            let n = self.prefill_tokens.min(tokens.len() - first);
+            self.gpu.submit(&[self.recording(key)?], None);
+            let bytes = self.gpu.read(&self.scratch.logits, 0, (4 * n * vocab_size) as u64).await?;
+            let logits: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
+            for (i, logits) in logits.chunks(vocab_size).enumerate() {
+                on_logits(first + i, logits);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a backend with this model and context can serve the request.
+pub(crate) fn check_request(request: &Request<'_>, config: &Config, max_seq_len: usize) -> Result<()> {
+    if request.prompt.is_empty() {
+        return Err(Error::BadInput("the prompt is empty: give at least one token".into()));
+    }
+    if request.max_tokens == 0 {
+        return Err(Error::BadInput("max_tokens is 0: ask for at least one token".into()));
+    }
+    if request.end_tokens.len() > MAX_END_TOKENS {
+        return Err(Error::BadInput(format!(
+            "{} end tokens were given but the loop watches for at most {MAX_END_TOKENS}: give fewer",
+            request.end_tokens.len()
+        )));
+    }
+    if request.prompt.len() >= max_seq_len {
+        return Err(Error::ContextOverflow { needed: request.prompt.len() + 1, context: max_seq_len });
+    }
+    check_tokens(request.prompt, config)
+}
+
+pub(crate) fn check_tokens(tokens: &[u32], config: &Config) -> Result<()> {
+    match tokens.iter().find(|token| **token as usize >= config.vocab_size) {
+        Some(token) => Err(Error::BadInput(format!(
+            "token {token} is outside the vocabulary of {} tokens: tokenise the prompt with the model's own tokenizer",
+            config.vocab_size
+        ))),
+        None => Ok(()),
+    }
+}
