@@ -1,0 +1,311 @@
+//! A model with its tokenizer and chat template, on one of the backends: text in, text out.
+
+use std::ops::ControlFlow;
+
+use crate::cpu::{CpuDecoder, CpuWeights};
+use crate::decoder::request::{Finish, Generated, Mode, Request};
+use crate::decoder::step::{scratch_sizes, widest_bucket};
+use crate::decoder::{FusionChoice, GpuDecoder, Weights};
+use crate::gpu::{Adapter, Gpu, GpuOptions, LimitsRequest};
+use crate::model::plan::MemoryPlan;
+use crate::model::{Blocks, Config, MatrixInfo, Model, ModelOptions, Source, VectorKind, WeightSink};
+use crate::text::{ChatTemplate, Message, RenderOptions, TextStream, Tokenizer};
+use crate::{Error, Result};
+
+/// Bytes of the model file that are held at once while it loads.
+const STAGING: usize = 16 << 20;
+/// The context where nothing else is asked for, in tokens.
+const DEFAULT_CONTEXT: usize = 4096;
+
+/// Where a model runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BackendChoice {
+    /// On the GPU, through WebGPU's API or a native one.
+    #[default]
+    Gpu,
+    /// On the CPU.
+    Cpu,
+}
+
+/// How to load a model.
+#[derive(Debug, Clone, Default)]
+pub struct EngineOptions {
+    /// Tokens the context shall hold; at most 4,096, and at most what the model was trained for, where `None`.
+    pub context: Option<usize>,
+    /// Where the model runs.
+    pub backend: BackendChoice,
+    /// Which limits to ask the GPU for.
+    pub limits: LimitsRequest,
+    /// Which plan of a step to use.
+    pub fusion: FusionChoice,
+    /// Leaves out optional GPU features, so that the plain helpers run.
+    pub plain: bool,
+    /// Which tensors keep 8 bits.
+    pub model: ModelOptions,
+}
+
+/// What loading is doing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Progress {
+    /// The header is being read.
+    Header,
+    /// Weights are on their way to where the model runs.
+    Weights {
+        /// Bytes of the file read so far.
+        loaded: u64,
+        /// Bytes of the file to read.
+        total: u64,
+    },
+    /// Kernels are being compiled, compared and timed.
+    Compile,
+    /// Ready to answer.
+    Ready,
+}
+
+/// What to continue.
+#[derive(Debug, Clone, Copy)]
+pub enum Prompt<'a> {
+    /// A text as it stands.
+    Raw(&'a str),
+    /// A conversation, which the model's chat template turns into a text.
+    Chat(&'a [Message]),
+}
+
+/// How to answer.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Completing {
+    /// The most tokens to generate; to the end of the context where `None`.
+    pub max_tokens: Option<usize>,
+    /// How the loop waits for the GPU.
+    pub mode: Mode,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Completion {
+    /// The text, without the token that ended it.
+    pub text: String,
+    /// What the backend did.
+    pub generated: Generated,
+}
+
+impl Completion {
+    /// `stop` for an end token, `length` for a limit, `abort` where the caller broke off.
+    pub fn finish_reason(&self) -> &'static str {
+        match self.generated.finish {
+            Some(Finish::EndToken) => "stop",
+            Some(Finish::Length) => "length",
+            None => "abort",
+        }
+    }
+}
+
+/// A loaded model.
+pub struct Engine {
+    backend: Backend,
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+}
+
+enum Backend {
+    Gpu(Box<GpuDecoder>),
+    Cpu(Box<CpuDecoder>),
+}
+
+impl Engine {
+    /// Loads a model; `on_progress` hears of each phase.
+    ///
+    /// # Errors
+    /// [`Error::ModelFormat`] or [`Error::Unsupported`] for a file that cannot be run, [`Error::BadInput`] for a
+    /// context the model cannot hold, [`Error::GpuUnavailable`] and [`Error::OutOfMemory`].
+    pub async fn load<S: Source>(
+        source: &S,
+        options: &EngineOptions,
+        on_progress: &mut dyn FnMut(Progress),
+    ) -> Result<Engine> {
+        on_progress(Progress::Header);
+        let model = Model::open(source, &options.model).await?;
+        let tokenizer = Tokenizer::from_metadata(&model.metadata)?;
+        let template = ChatTemplate::from_metadata(&model.metadata)?;
+        let config = &model.config;
+        let context = context_length(config, options.context)?;
+        let backend = match options.backend {
+            BackendChoice::Gpu => {
+                let gpu = Gpu::new(GpuOptions { limits: options.limits, plain: options.plain }).await?;
+                let mut weights = Weights::new(&gpu, config, model.matrices()).await?;
+                model.stream(source, STAGING, &mut Reporting { sink: &mut weights, on_progress }).await?;
+                gpu.finish().await?;
+                on_progress(Progress::Compile);
+                Backend::Gpu(Box::new(GpuDecoder::new(&gpu, config, weights, context, options.fusion).await?))
+            }
+            BackendChoice::Cpu => {
+                let mut weights = CpuWeights::new(config.clone());
+                model.stream(source, STAGING, &mut Reporting { sink: &mut weights, on_progress }).await?;
+                Backend::Cpu(Box::new(CpuDecoder::new(weights, context)?))
+            }
+        };
+        on_progress(Progress::Ready);
+        Ok(Engine { backend, tokenizer, template })
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &Config {
+        match &self.backend {
+            Backend::Gpu(decoder) => decoder.config(),
+            Backend::Cpu(decoder) => decoder.config(),
+        }
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Tokens the context holds.
+    pub fn context(&self) -> usize {
+        match &self.backend {
+            Backend::Gpu(decoder) => decoder.max_seq_len(),
+            Backend::Cpu(decoder) => decoder.max_seq_len(),
+        }
+    }
+
+    /// `gpu` or `cpu`.
+    pub fn backend_name(&self) -> &'static str {
+        match &self.backend {
+            Backend::Gpu(_) => "gpu",
+            Backend::Cpu(_) => "cpu",
+        }
+    }
+
+    /// The GPU adapter, where the model runs on one.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        match &self.backend {
+            Backend::Gpu(decoder) => Some(decoder.gpu().adapter()),
+            Backend::Cpu(_) => None,
+        }
+    }
+
+    /// The decoder on the GPU, where the model runs there.
+    pub fn gpu_decoder(&self) -> Option<&GpuDecoder> {
+        match &self.backend {
+            Backend::Gpu(decoder) => Some(decoder),
+            Backend::Cpu(_) => None,
+        }
+    }
+
+    /// Dispatches of a decode step of one token; 0 on the CPU.
+    pub fn dispatches_per_step(&self) -> usize {
+        self.gpu_decoder().map_or(0, GpuDecoder::dispatches_per_step)
+    }
+
+    /// The tokens of a prompt, as the model will see them.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] where the model has no chat template or the template refuses the conversation.
+    pub fn tokens(&self, prompt: Prompt<'_>) -> Result<Vec<u32>> {
+        match prompt {
+            Prompt::Raw(text) => self.tokenizer.encode(text, true),
+            Prompt::Chat(messages) => {
+                let template = self.template.as_ref().ok_or_else(|| {
+                    Error::BadInput("this model has no chat template: give it a raw text to continue (--raw)".into())
+                })?;
+                let spelling = |token: Option<u32>| token.map(|token| self.tokenizer.piece(token)).unwrap_or_default();
+                let (bos, eos) = (spelling(self.tokenizer.bos()), spelling(self.tokenizer.eos()));
+                let options =
+                    RenderOptions { add_generation_prompt: true, bos: &bos, eos: &eos, ..RenderOptions::default() };
+                self.tokenizer.encode(&template.render(messages, &options)?, false)
+            }
+        }
+    }
+
+    /// Answers a prompt; `on_text` gets the text as it comes, whole characters only, and may break off.
+    ///
+    /// # Errors
+    /// As [`Engine::tokens`], [`GpuDecoder::generate`].
+    pub async fn complete(
+        &mut self,
+        prompt: Prompt<'_>,
+        how: &Completing,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Completion> {
+        let tokens = self.tokens(prompt)?;
+        let end_tokens = self.tokenizer.end_tokens().to_vec();
+        let request = Request {
+            prompt: &tokens,
+            max_tokens: how.max_tokens.unwrap_or(usize::MAX / 2),
+            end_tokens: &end_tokens,
+            mode: how.mode,
+        };
+        let mut text = String::new();
+        let mut stream = TextStream::continuing(&self.tokenizer);
+        let mut on_tokens = |new: &[u32]| {
+            let known = text.len();
+            let shown = new.iter().filter(|token| !end_tokens.contains(token));
+            shown.for_each(|token| text.push_str(&stream.push(*token)));
+            if text.len() > known { on_text(&text[known..]) } else { ControlFlow::Continue(()) }
+        };
+        let generated = match &mut self.backend {
+            Backend::Gpu(decoder) => decoder.generate(&request, &mut on_tokens).await?,
+            Backend::Cpu(decoder) => decoder.generate(&request, &mut on_tokens)?,
+        };
+        let rest = stream.finish();
+        if !rest.is_empty() {
+            text.push_str(&rest);
+            let _ = on_text(&rest);
+        }
+        Ok(Completion { text, generated })
+    }
+
+    /// Logits behind each token, for measuring: `on_logits(i, logits)` gets those behind token `i`.
+    ///
+    /// # Errors
+    /// As [`GpuDecoder::score`].
+    pub async fn score(&mut self, tokens: &[u32], on_logits: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+        match &mut self.backend {
+            Backend::Gpu(decoder) => decoder.score(tokens, on_logits).await,
+            Backend::Cpu(decoder) => decoder.score(tokens, on_logits),
+        }
+    }
+}
+
+/// The context to make room for.
+fn context_length(config: &Config, asked: Option<usize>) -> Result<usize> {
+    match asked {
+        None => Ok(config.max_seq_len.min(DEFAULT_CONTEXT)),
+        Some(context) if context < 2 || context > config.max_seq_len => Err(Error::BadInput(format!(
+            "a context of {context} tokens was asked for but this model takes 2 to {}: choose a length in between",
+            config.max_seq_len
+        ))),
+        Some(context) => Ok(context),
+    }
+}
+
+/// What a model would take in memory at a context, with the engine's own buffers, on a device whose bindings span
+/// `max_binding` bytes.
+pub fn memory_plan(model: &Model, context: usize, max_binding: u64) -> MemoryPlan {
+    MemoryPlan::new(model, context, |config, context| {
+        let context = context.next_multiple_of(crate::decoder::step::CHUNK);
+        let tokens = widest_bucket(config, context, max_binding);
+        scratch_sizes(config, context, tokens).iter().map(|(_, size)| size).sum()
+    })
+}
+
+/// A sink that tells how far it is.
+struct Reporting<'a, W> {
+    sink: &'a mut W,
+    on_progress: &'a mut dyn FnMut(Progress),
+}
+
+impl<W: WeightSink> WeightSink for Reporting<'_, W> {
+    async fn vector(&mut self, kind: VectorKind, layer: usize, values: Vec<f32>) -> Result<()> {
+        self.sink.vector(kind, layer, values).await
+    }
+
+    async fn rows(&mut self, matrix: &MatrixInfo, first_row: usize, rows: Blocks) -> Result<()> {
+        self.sink.rows(matrix, first_row, rows).await
+    }
+
+    fn progress(&mut self, loaded: u64, total: u64) {
+        (self.on_progress)(Progress::Weights { loaded, total });
+    }
+}
