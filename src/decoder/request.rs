@@ -37,7 +37,7 @@ pub struct Request<'a> {
     pub mode: Mode,
 }
 
-/// Called with tokens as they become known; breaking ends the generation.
+/// Called with tokens as they become known, and now and then with none; breaking ends the generation.
 pub type OnTokens<'a> = &'a mut dyn FnMut(&[u32]) -> ControlFlow<()>;
 
 /// What a generation did.

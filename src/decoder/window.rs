@@ -1,6 +1,7 @@
 //! The loop: windows of steps, of which the CPU reads a few bytes each.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 
 use super::control::{Control, MAX_END_TOKENS, RECENT};
 use super::forward::{Fusion, Outcome};
@@ -43,6 +44,8 @@ pub struct GpuDecoder {
     pub(super) prefill_tokens: usize,
     pub(super) fusion: Fusion,
     staging: Vec<Staging>,
+    /// Windows in flight: the staging buffer and the number of steps of each.
+    flying: VecDeque<(usize, usize)>,
     /// Tokens whose keys and values are in the cache, from the first position on.
     cached: Vec<u32>,
     /// Milliseconds of a decode step and of a prefill step, as seen last; 0 before the first.
@@ -80,6 +83,7 @@ impl GpuDecoder {
             prefill_tokens,
             fusion: Fusion::NONE,
             staging,
+            flying: VecDeque::new(),
             cached: Vec::new(),
             step_ms: 0.0,
             prefill_ms: 0.0,
@@ -144,13 +148,11 @@ impl GpuDecoder {
     pub async fn generate(&mut self, request: &Request<'_>, on_tokens: OnTokens<'_>) -> Result<Generated> {
         let started = now_ms();
         check_request(request, &self.config, self.scratch.max_seq_len)?;
+        self.land().await?;
         let n_prompt = request.prompt.len();
         let cached_tokens = common_prefix(&self.cached, request.prompt).min(n_prompt - 1);
         self.cached.truncate(cached_tokens);
         self.start(request, cached_tokens);
-        self.prefill(n_prompt - 1 - cached_tokens).await?;
-        self.cached.extend_from_slice(&request.prompt[cached_tokens..n_prompt - 1]);
-
         let mut generated = Generated {
             tokens: Vec::new(),
             finish: None,
@@ -160,16 +162,28 @@ impl GpuDecoder {
             ttft_ms: 0.0,
             decode_ms: 0.0,
         };
+        if self.prefill(&request.prompt[cached_tokens..n_prompt - 1], on_tokens).await?.is_break() {
+            return Ok(generated);
+        }
         let decoded = self.decode(request, on_tokens, started, &mut generated).await;
+        if decoded.is_err() {
+            self.cached.clear();
+            decoded?;
+        }
         // The cache holds every token of the context but the last, whose step is yet to come.
         self.cached.push(request.prompt[n_prompt - 1]);
         self.cached.extend_from_slice(&generated.tokens);
         self.cached.pop();
-        if decoded.is_err() {
-            self.cached.clear();
-        }
-        decoded?;
         Ok(generated)
+    }
+
+    /// Waits for windows that an earlier, dropped request left in flight.
+    async fn land(&mut self) -> Result<()> {
+        while let Some((slot, _)) = self.flying.pop_front() {
+            self.cached.clear();
+            self.gpu.read_staging(&self.staging[slot]).await?;
+        }
+        Ok(())
     }
 
     /// Writes the prompt and the control state of a new request.
@@ -188,24 +202,34 @@ impl GpuDecoder {
         self.gpu.write(&self.scratch.context, 4 * n_committed as u64, bytemuck::cast_slice(new));
     }
 
-    /// Runs `n` tokens of the prompt through the widest step, in submissions short enough for others to share the GPU.
-    async fn prefill(&mut self, n: usize) -> Result<()> {
-        let step = self.recording(self.prefill_key())?;
-        let mut left = n.div_ceil(self.prefill_tokens);
+    /// Runs tokens of the prompt through the widest step, in submissions short enough for others to share the GPU.
+    /// Between them the caller may break off.
+    async fn prefill(
+        &mut self,
+        tokens: &[u32],
+        on_tokens: &mut dyn FnMut(&[u32]) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
         let mut prefill_ms = self.prefill_ms;
-        while left > 0 {
+        let mut left = tokens;
+        while !left.is_empty() {
             let most = if prefill_ms > 0.0 { (PREFILL_MS / prefill_ms) as usize } else { 1 };
-            let now = left.min(most.clamp(1, 32));
+            let steps = left.len().div_ceil(self.prefill_tokens).min(most.clamp(1, 32));
+            let (now, later) = left.split_at(left.len().min(steps * self.prefill_tokens));
             let started = now_ms();
-            self.gpu.submit(&vec![step; now], None);
-            left -= now;
-            if left > 0 {
+            let step = self.recording(self.prefill_key())?;
+            self.gpu.submit(&vec![step; steps], None);
+            left = later;
+            if !left.is_empty() {
                 self.gpu.finish().await?;
-                prefill_ms = (now_ms() - started) / now as f64;
+                prefill_ms = (now_ms() - started) / steps as f64;
+            }
+            self.cached.extend_from_slice(now);
+            if on_tokens(&[]).is_break() {
+                return Ok(ControlFlow::Break(()));
             }
         }
         self.prefill_ms = prefill_ms;
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 
     async fn decode(
@@ -215,55 +239,53 @@ impl GpuDecoder {
         started: f64,
         generated: &mut Generated,
     ) -> Result<()> {
-        let step = self.recording(self.decode_key())?;
+        let key = self.decode_key();
         let in_flight = if request.mode == Mode::Greedy { 1 } else { IN_FLIGHT };
-        let mut step_ms = self.step_ms;
         let mut submitted = 0;
-        let mut flying = VecDeque::new();
         let mut ended = false;
-        let mut last_end = 0.0;
-        let mut first_end = 0.0;
+        let (mut first_end, mut last_end) = (0.0, 0.0);
         loop {
-            while !ended && flying.len() < in_flight && submitted < request.max_tokens {
+            while !ended && self.flying.len() < in_flight && submitted < request.max_tokens {
                 // The first token should not wait for a whole window.
                 let window = match request.mode {
-                    Mode::Loop if submitted > 0 && step_ms > 0.0 => (WINDOW_MS / step_ms) as usize,
+                    Mode::Loop if submitted > 0 && self.step_ms > 0.0 => (WINDOW_MS / self.step_ms) as usize,
                     _ => 1,
                 };
                 let window = window.clamp(1, MAX_WINDOW).min(request.max_tokens - submitted);
-                let free = (0..self.staging.len()).find(|slot| !flying.iter().any(|(used, _)| used == slot));
+                let free = (0..self.staging.len()).find(|slot| !self.flying.iter().any(|(used, _)| used == slot));
                 let Some(slot) = free else { break };
+                let step = self.recording(key)?;
                 self.gpu.submit(&[step; MAX_WINDOW][..window], Some((&self.scratch.control, &self.staging[slot])));
                 submitted += window;
-                flying.push_back((slot, window));
+                self.flying.push_back((slot, window));
             }
-            let Some((slot, window)) = flying.pop_front() else { break };
+            let Some(&(slot, window)) = self.flying.front() else { break };
             let bytes = self.gpu.read_staging(&self.staging[slot]).await?;
+            self.flying.pop_front();
             let control: Control = bytemuck::pod_read_unaligned(&bytes);
+            let known = generated.tokens.len();
             let end = now_ms();
-            if generated.tokens.is_empty() {
+            if known == 0 {
                 generated.ttft_ms = end - started;
                 first_end = end;
-            } else if control.n_generated as usize > generated.tokens.len() {
-                step_ms = (end - last_end) / window as f64;
+            } else if control.n_generated as usize > known {
+                self.step_ms = (end - last_end) / window as f64;
                 generated.decode_ms = end - first_end;
             }
             last_end = end;
             if ended {
                 continue;
             }
-            let known = generated.tokens.len();
             let new: Vec<u32> = (known..control.n_generated as usize).map(|g| control.recent[g % RECENT]).collect();
             generated.tokens.extend_from_slice(&new);
             generated.steps = control.n_generated as usize;
             generated.finish = control.finish();
             ended = generated.finish.is_some();
-            if !new.is_empty() && on_tokens(&new).is_break() {
+            if on_tokens(&new).is_break() {
                 ended = true;
                 generated.finish = None;
             }
         }
-        self.step_ms = step_ms;
         Ok(())
     }
 
