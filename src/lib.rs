@@ -5,6 +5,7 @@
 //! weights), [`decoder`] (the loop), [`cpu`] (twins of the kernels, and the fallback) and [`text`] (tokenizer and
 //! chat template).
 
+pub mod cpu;
 mod error;
 pub mod gpu;
 pub mod model;
