@@ -2,6 +2,7 @@
 
 use super::kv_cache::KvCache;
 use super::numbers::{exp, f16_to_f32, fma, tree_sum};
+use super::parallel;
 use super::simd;
 use super::tree::Tree;
 use crate::model::Config;
@@ -50,48 +51,118 @@ pub fn attention(config: &Config, q: &[f32], cache: &KvCache, tree: &Tree) -> Pa
         head_dim: config.head_dim,
         data: Vec::new(),
     };
+    // One piece of work is one key and value head in one chunk.
     let piece = partials.n_nodes * partials.group * (config.head_dim + 2);
-    partials.data = vec![0.0; piece * partials.n_chunks * config.n_kv_heads];
-    for (i, out) in partials.data.chunks_exact_mut(piece.max(1)).enumerate() {
-        let (kv_head, chunk) = (i / partials.n_chunks, i % partials.n_chunks);
+    let n_chunks = partials.n_chunks;
+    partials.data = vec![0.0; piece * n_chunks * config.n_kv_heads];
+    parallel::for_each_chunk(&mut partials.data, piece, |i, out| {
+        let (kv_head, chunk) = (i / n_chunks, i % n_chunks);
         simd::dispatch(
             #[inline(always)]
             || attend(config, q, cache, tree, kv_head, chunk, out),
         );
-    }
+    });
     partials
 }
 
-/// One piece of work: every node and query head of one key and value head, in one chunk.
+/// Every node and query head of one key and value head, in one chunk.
 #[inline(always)]
 fn attend(config: &Config, q: &[f32], cache: &KvCache, tree: &Tree, kv_head: usize, chunk: usize, out: &mut [f32]) {
     let head_dim = config.head_dim;
     let group = config.n_heads / config.n_kv_heads;
     let scale = 1.0 / (head_dim as f32).sqrt();
-    for (node, out) in out.chunks_exact_mut(group * (head_dim + 2)).enumerate() {
+    let mut rows = Rows::new(head_dim);
+    // The deepest nodes come last as a rule, and what they read often begins with what the others read.
+    for (node, out) in out.chunks_exact_mut(group * (head_dim + 2)).enumerate().rev() {
         let mut slots = [0; CHUNK];
         let n = tree.slots_at(node, chunk * CHUNK, &mut slots);
+        rows.load(cache, kv_head, &slots[..n]);
         for (in_group, out) in out.chunks_exact_mut(head_dim + 2).enumerate() {
             let q = &q[node * config.q_dim() + (kv_head * group + in_group) * head_dim..][..head_dim];
-            let mut m = f32::NEG_INFINITY;
-            let mut scores = [f32::NEG_INFINITY; CHUNK];
-            for (score, &slot) in scores.iter_mut().zip(&slots[..n]) {
-                let mut acc = [0.0; 4];
-                for (j, (&q, &k)) in q.iter().zip(&cache.k[cache.row(kv_head, slot)]).enumerate() {
-                    acc[j % 4] = fma(q, f16_to_f32(k), acc[j % 4]);
-                }
-                *score = tree_sum(acc) * scale;
-                m = m.max(*score);
+            let (ml, acc) = out.split_at_mut(2);
+            let scores = rows.scores(q).map(|dot| dot * scale);
+            let m = scores[..n].iter().fold(f32::NEG_INFINITY, |m, score| m.max(*score));
+            let mut p = scores.map(|score| exp(score - m));
+            p[n..].fill(0.0);
+            (ml[0], ml[1]) = (m, tree_sum(p));
+            rows.add_values(&p[..n], acc);
+        }
+    }
+}
+
+/// Keys and values of a chunk as f32, read once for all the query heads and nodes that see the same.
+struct Rows {
+    head_dim: usize,
+    /// The slots that are loaded.
+    slots: Vec<usize>,
+    /// Keys, `[head_dim / 4, CHUNK, 4]`, so that a vector holds the same elements of several keys.
+    k: Vec<[[f32; 4]; CHUNK]>,
+    /// Values, `[CHUNK, head_dim]`.
+    v: Vec<f32>,
+}
+
+impl Rows {
+    #[inline(always)]
+    fn new(head_dim: usize) -> Rows {
+        Rows {
+            head_dim,
+            slots: Vec::with_capacity(CHUNK),
+            k: vec![[[0.0; 4]; CHUNK]; head_dim / 4],
+            v: vec![0.0; CHUNK * head_dim],
+        }
+    }
+
+    /// Makes `slots` the first rows, unless they are so already.
+    #[inline(always)]
+    fn load(&mut self, cache: &KvCache, kv_head: usize, slots: &[usize]) {
+        if self.slots.starts_with(slots) {
+            return;
+        }
+        self.slots.clear();
+        self.slots.extend_from_slice(slots);
+        for (i, &slot) in slots.iter().enumerate() {
+            let row = cache.row(kv_head, slot);
+            for (k, four) in self.k.iter_mut().zip(cache.k[row.clone()].as_chunks::<4>().0) {
+                k[i] = four.map(f16_to_f32);
             }
-            let mut p = [0.0; CHUNK];
-            for (p, &score) in p.iter_mut().zip(&scores[..n]) {
-                *p = exp(score - m);
+            for (v, &bits) in self.v[i * self.head_dim..][..self.head_dim].iter_mut().zip(&cache.v[row]) {
+                *v = f16_to_f32(bits);
             }
-            (out[0], out[1]) = (m, tree_sum(p));
-            for (p, &slot) in p.iter().zip(&slots[..n]) {
-                for (acc, &v) in out[2..].iter_mut().zip(&cache.v[cache.row(kv_head, slot)]) {
-                    *acc = fma(*p, f16_to_f32(v), *acc);
+        }
+    }
+
+    /// `q` times each key: 4 partials over the elements (`j` mod 4), then the tree. Rows that are not loaded give
+    /// numbers without meaning.
+    #[inline(always)]
+    fn scores(&self, q: &[f32]) -> [f32; CHUNK] {
+        let mut acc = [[0.0f32; 16]; CHUNK / 4];
+        for (q, k) in q.as_chunks::<4>().0.iter().zip(&self.k) {
+            let q: [f32; 16] = std::array::from_fn(|i| q[i % 4]);
+            for (acc, k) in acc.iter_mut().zip(k.as_flattened().as_chunks::<16>().0) {
+                simd::fma_16(&q, k, acc);
+            }
+        }
+        std::array::from_fn(|i| {
+            let four = &acc.as_flattened()[4 * i..4 * i + 4];
+            tree_sum([four[0], four[1], four[2], four[3]])
+        })
+    }
+
+    /// `acc[d] = fma(p, v[d], acc[d])`, position after position.
+    #[inline(always)]
+    fn add_values(&self, p: &[f32], acc: &mut [f32]) {
+        let (wide, narrow) = acc.as_chunks_mut::<16>();
+        let first_narrow = wide.len() * 16;
+        for (i, acc) in wide.iter_mut().enumerate() {
+            for (&p, v) in p.iter().zip(self.v.chunks_exact(self.head_dim)) {
+                if let Some(v) = v[16 * i..].first_chunk() {
+                    simd::fma_16(&[p; 16], v, acc);
                 }
+            }
+        }
+        for (&p, v) in p.iter().zip(self.v.chunks_exact(self.head_dim)) {
+            for (acc, &v) in narrow.iter_mut().zip(&v[first_narrow..]) {
+                *acc = fma(p, v, *acc);
             }
         }
     }

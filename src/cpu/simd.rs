@@ -104,6 +104,17 @@ pub fn dispatch<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// `acc = a * b + acc` in each lane, rounded once.
+#[inline(always)]
+pub fn fma_16(a: &[f32; 16], b: &[f32; 16], acc: &mut [f32; 16]) {
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    wasm::fma_16(a, b, acc);
+    #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+    for ((a, b), acc) in a.iter().zip(b).zip(acc) {
+        *acc = fma(*a, *b, *acc);
+    }
+}
+
 /// One word of codes of each row of a group: four codes a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C, align(64))]
@@ -463,6 +474,22 @@ mod wasm {
         i64x2_shuffle::<0, 2>(half(a, b, c), half(high(a), high(b), high(c)))
     }
 
+    /// See [`super::fma_16`].
+    #[inline(always)]
+    pub fn fma_16(a: &[f32; 16], b: &[f32; 16], acc: &mut [f32; 16]) {
+        let four = |v: &[f32; 4]| f32x4(v[0], v[1], v[2], v[3]);
+        let parts = a.as_chunks().0.iter().zip(b.as_chunks().0).zip(acc.as_chunks_mut().0);
+        for ((a, b), acc) in parts {
+            *acc = lanes_4(fma_4(four(a), four(b), four(acc)));
+        }
+    }
+
+    /// The four lanes of a vector.
+    #[inline(always)]
+    fn lanes_4(v: v128) -> [f32; 4] {
+        [f32x4_extract_lane::<0>(v), f32x4_extract_lane::<1>(v), f32x4_extract_lane::<2>(v), f32x4_extract_lane::<3>(v)]
+    }
+
     /// Four rows of a line.
     #[inline(always)]
     fn quarter_line(line: &Line, quarter: usize) -> v128 {
@@ -518,11 +545,7 @@ mod wasm {
                     } else {
                         fma_4(dot, f32x4_mul(d, s), sum)
                     };
-                    let acc = &mut acc[4 * quarter..4 * quarter + 4];
-                    acc[0] = f32x4_extract_lane::<0>(sum);
-                    acc[1] = f32x4_extract_lane::<1>(sum);
-                    acc[2] = f32x4_extract_lane::<2>(sum);
-                    acc[3] = f32x4_extract_lane::<3>(sum);
+                    acc[4 * quarter..4 * quarter + 4].copy_from_slice(&lanes_4(sum));
                 }
             }
         }
