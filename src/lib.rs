@@ -11,6 +11,7 @@ mod error;
 pub mod gpu;
 pub mod kernels;
 pub mod model;
+pub mod session;
 pub mod text;
 
 pub use error::{Error, Result};

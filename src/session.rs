@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::cpu::{CpuDecoder, CpuWeights};
+use crate::cpu::{CpuModel, CpuWeights};
 use crate::decoder::request::{Finish, Generated, Mode, Request};
 use crate::decoder::step::{scratch_sizes, widest_bucket};
 use crate::decoder::{FusionChoice, GpuDecoder, Weights};
@@ -109,7 +109,7 @@ pub struct Engine {
 
 enum Backend {
     Gpu(Box<GpuDecoder>),
-    Cpu(Box<CpuDecoder>),
+    Cpu(Box<CpuModel>),
 }
 
 impl Engine {
@@ -141,7 +141,7 @@ impl Engine {
             BackendChoice::Cpu => {
                 let mut weights = CpuWeights::new(config.clone());
                 model.stream(source, STAGING, &mut Reporting { sink: &mut weights, on_progress }).await?;
-                Backend::Cpu(Box::new(CpuDecoder::new(weights, context)?))
+                Backend::Cpu(Box::new(CpuModel::new(weights, context)?))
             }
         };
         on_progress(Progress::Ready);
@@ -260,7 +260,11 @@ impl Engine {
     ///
     /// # Errors
     /// As [`GpuDecoder::score`].
-    pub async fn score(&mut self, tokens: &[u32], on_logits: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+    pub async fn score(
+        &mut self,
+        tokens: &[u32],
+        on_logits: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
+    ) -> Result<()> {
         match &mut self.backend {
             Backend::Gpu(decoder) => decoder.score(tokens, on_logits).await,
             Backend::Cpu(decoder) => decoder.score(tokens, on_logits),

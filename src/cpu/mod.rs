@@ -1,13 +1,43 @@
-//! Placeholder until the twins are merged.
-use crate::model::Config;
-/// cos and sin, `[max_seq_len, head_dim / 2]`.
-pub fn rope_table(config: &Config, max_seq_len: usize) -> Vec<[f32; 2]> {
-    (0..max_seq_len)
-        .flat_map(|p| {
-            config.rope_frequencies.iter().map(move |f| {
-                let a = p as f64 * f;
-                [a.cos() as f32, a.sin() as f32]
-            })
-        })
-        .collect()
-}
+//! The kernels' CPU twins, and the backend that runs a model with them.
+//!
+//! Each kernel of `kernels/` has a function of the same name here, in plain Rust, that adds in the same order
+//! (`kernels/README.md` has the table). The twins explain the kernels, the kernels are tested against them, and
+//! [`CpuModel`] runs a whole model where no GPU is to be had.
+//!
+//! Integer parts are equal to the GPU's bit for bit; floats differ only through `exp`, division and square roots,
+//! which a GPU rounds more loosely. On the CPU itself nothing differs: every instruction set, every number of
+//! threads and every split of the tokens into passes gives the same bits.
+
+pub mod argmax;
+pub mod attention;
+pub mod embed;
+mod generate;
+pub mod kv_cache;
+pub mod matmul;
+pub mod merge;
+mod model;
+pub mod norm_quantize;
+pub mod numbers;
+pub mod packed;
+mod parallel;
+pub mod quantize;
+pub mod rope_cache;
+pub mod silu_quantize;
+pub mod simd;
+pub mod tree;
+mod weights;
+
+pub use argmax::argmax;
+pub use attention::{Partials, attention};
+pub use embed::embed;
+pub use kv_cache::KvCache;
+pub use matmul::{add_bias, add_residual, lanes, matmul};
+pub use merge::{merge, merge_quantize};
+pub use model::{CpuModel, Finish, Limits, LogitsOf, Pass};
+pub use norm_quantize::norm_quantize;
+pub use packed::PackedBlocks;
+pub use quantize::{Quantized, quantize};
+pub use rope_cache::{rope_cache, rope_table};
+pub use silu_quantize::silu_quantize;
+pub use tree::{MAX_NODES, Tree};
+pub use weights::CpuWeights;

@@ -289,11 +289,16 @@ impl GpuDecoder {
         Ok(())
     }
 
-    /// Logits of every token of `tokens`, for measuring: `on_logits(i, logits)` gets the logits behind token `i`.
+    /// Logits of every token of `tokens`, for measuring: `on_logits(i, logits)` gets the logits behind token `i` and
+    /// may break off.
     ///
     /// # Errors
     /// As [`GpuDecoder::generate`].
-    pub async fn score(&mut self, tokens: &[u32], on_logits: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+    pub async fn score(
+        &mut self,
+        tokens: &[u32],
+        on_logits: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
+    ) -> Result<()> {
         let request = Request { prompt: tokens, max_tokens: 1, end_tokens: &[], mode: Mode::Greedy };
         if tokens.len() > self.scratch.max_seq_len {
             return Err(Error::ContextOverflow { needed: tokens.len(), context: self.scratch.max_seq_len });
@@ -310,7 +315,9 @@ impl GpuDecoder {
             let bytes = self.gpu.read(&self.scratch.logits, 0, (4 * n * vocab_size) as u64).await?;
             let logits: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
             for (i, logits) in logits.chunks(vocab_size).enumerate() {
-                on_logits(first + i, logits);
+                if on_logits(first + i, logits).is_break() {
+                    return Ok(());
+                }
             }
         }
         Ok(())

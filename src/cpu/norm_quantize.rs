@@ -1,0 +1,39 @@
+//! Twin of the `norm_quantize` kernel: `h = x / rms(x) * weight`, in 8 bits.
+
+use super::numbers::{fma, tree_sum};
+use super::quantize::Quantized;
+use super::simd;
+use crate::model::BLOCK;
+
+/// Partials of the sum of squares.
+const PARTIALS: usize = 64;
+
+/// Norms every row of `x`, `[n_tokens, dim]`, multiplies it by `weight`, `[dim]`, and quantises it.
+pub fn norm_quantize(x: &[f32], weight: &[f32], eps: f32) -> Quantized {
+    simd::dispatch(
+        #[inline(always)]
+        || plain(x, weight, eps),
+    )
+}
+
+#[inline(always)]
+fn plain(x: &[f32], weight: &[f32], eps: f32) -> Quantized {
+    let dim = weight.len();
+    let mut out = Quantized::with_capacity(x.len() / dim.max(1), dim);
+    for x in x.chunks_exact(dim) {
+        let mut partials = [0.0f32; PARTIALS];
+        for four_vectors in x.as_chunks::<4>().0.chunks(PARTIALS) {
+            for (partial, four) in partials.iter_mut().zip(four_vectors) {
+                for &e in four {
+                    *partial = fma(e, e, *partial);
+                }
+            }
+        }
+        let mean_square_and_eps = fma(tree_sum(partials), 1.0 / dim as f32, eps);
+        let r = 1.0 / mean_square_and_eps.sqrt();
+        for (x, weight) in x.as_chunks::<BLOCK>().0.iter().zip(weight.as_chunks::<BLOCK>().0) {
+            out.push_block(&std::array::from_fn(|i| x[i] * r * weight[i]));
+        }
+    }
+    out
+}

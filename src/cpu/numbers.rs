@@ -1,0 +1,201 @@
+//! The arithmetic that all twins share: fused multiply-add, the adjacent-first tree, `exp`, and 16-bit floats.
+
+use crate::model::{Blocks, Format};
+use half::f16;
+
+/// `a * b + c`, rounded once.
+///
+/// On x86 this is one instruction only inside [`super::simd::dispatch`]; elsewhere it is a slow but equal call.
+#[cfg(not(target_family = "wasm"))]
+#[inline(always)]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    a.mul_add(b, c)
+}
+
+/// `a * b + c`, rounded once.
+///
+/// WebAssembly has no such instruction. The product is exact in f64, so only a sum that lies halfway between two
+/// f32 values can be rounded wrongly by rounding twice; that case is nudged towards the true sum (as musl does).
+#[cfg(target_family = "wasm")]
+#[inline(always)]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    let product = f64::from(a) * f64::from(b);
+    let c = f64::from(c);
+    let sum = product + c;
+    if sum.to_bits() & 0x1fff_ffff == 0x1000_0000 { fma_halfway(product, c, sum) } else { sum as f32 }
+}
+
+/// The rare half of [`fma`]: `sum` is `product + c` rounded to f64, halfway between two f32 values.
+#[cfg(any(target_family = "wasm", test))]
+#[cold]
+pub(super) fn fma_halfway(product: f64, c: f64, sum: f64) -> f32 {
+    if !sum.is_finite() || (sum - product == c && sum - c == product) {
+        return sum as f32;
+    }
+    let negative = sum < 0.0;
+    let error = if negative == (c > product) { product - sum + c } else { c - sum + product };
+    let bits = sum.to_bits();
+    f64::from_bits(if negative == (error < 0.0) { bits + 1 } else { bits - 1 }) as f32
+}
+
+/// The adjacent-first binary tree over a power of two of values: for strides 1, 2, 4, …, `a[i] += a[i + stride]`.
+#[inline(always)]
+pub fn tree_sum<const N: usize>(mut a: [f32; N]) -> f32 {
+    let mut stride = 1;
+    while stride < N {
+        let mut i = 0;
+        while i + stride < N {
+            a[i] += a[i + stride];
+            i += 2 * stride;
+        }
+        stride *= 2;
+    }
+    a[0]
+}
+
+/// `e^x` to about one unit in the last place, 0 below -87.3 and infinity above 88.7.
+///
+/// It is our own so that its bits are the same on every platform and so that loops over it become vector code.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    // Adding 1.5 * 2^23 leaves round(x / ln 2) in the low bits of the sum.
+    const ROUND: f32 = 12_582_912.0;
+    // ln 2 in two parts, the first with so few bits that its multiples are exact.
+    const LN_2_HIGH: f32 = 355.0 / 512.0;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    let clamped = x.clamp(-87.3, 88.7);
+    let shifted = fma(clamped, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = fma(n, -LN_2_LOW, fma(n, -LN_2_HIGH, clamped));
+    // e^r = 1 + r + r^2 * p(r) for |r| <= ln 2 / 2 (the polynomial of Cephes' expf).
+    let mut p = 1.987_569_1e-4;
+    p = fma(p, r, 1.398_2e-3);
+    p = fma(p, r, 8.333_452e-3);
+    p = fma(p, r, 4.166_579_6e-2);
+    p = fma(p, r, 1.666_666_5e-1);
+    p = fma(p, r, 0.5);
+    p = fma(p, r * r, r) + 1.0;
+    // Times 2^n in two factors, since 2^128 is no f32.
+    let half = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32 >> 1;
+    let rest = (shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32).wrapping_sub(half);
+    let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
+    let y = p * power(half) * power(rest);
+    if x < -87.3 {
+        0.0
+    } else if x > 88.7 {
+        f32::INFINITY
+    } else {
+        y
+    }
+}
+
+/// A 16-bit float, exactly; written without branches so that loops over it become vector code.
+#[inline(always)]
+pub fn f16_to_f32(bits: u16) -> f32 {
+    let magnitude = (u32::from(bits) & 0x7fff) << 13;
+    // The exponent's bias is moved from 15 to 127 by a multiplication, which serves subnormal values too.
+    let value = f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23);
+    let special = if magnitude >= 0x7c00 << 13 { 0x7f80_0000 } else { 0 };
+    f32::from_bits(value.to_bits() | special | (u32::from(bits) & 0x8000) << 16)
+}
+
+/// The nearest 16-bit float (ties to even) of `x` clamped to ±65,504, so that no infinity enters the cache.
+#[inline(always)]
+pub fn f32_to_f16(x: f32) -> u16 {
+    f16::from_f32(x.clamp(-65504.0, 65504.0)).to_bits()
+}
+
+/// The scale of block `i` and its minimum (0 for the formats that have none).
+#[inline(always)]
+pub fn scale_and_minimum(blocks: &Blocks, i: usize) -> (f32, f32) {
+    match blocks.format {
+        Format::Q4Min => {
+            let word = blocks.scales[i];
+            (f16_to_f32(word as u16), f16_to_f32((word >> 16) as u16))
+        }
+        Format::Q4 | Format::Q8 => (f16_to_f32((blocks.scales[i / 2] >> (16 * (i % 2))) as u16), 0.0),
+    }
+}
+
+/// The 32 codes of block `i`: 0 to 15 in the 4-bit formats, -128 to 127 in the 8-bit one.
+#[inline(always)]
+pub fn codes(blocks: &Blocks, i: usize) -> [i8; 32] {
+    let mut codes = [0; 32];
+    match blocks.format {
+        Format::Q4 | Format::Q4Min => {
+            for (w, word) in blocks.codes[4 * i..4 * i + 4].iter().enumerate() {
+                for (j, byte) in word.to_le_bytes().into_iter().enumerate() {
+                    codes[4 * w + j] = (byte & 15) as i8;
+                    codes[16 + 4 * w + j] = (byte >> 4) as i8;
+                }
+            }
+        }
+        Format::Q8 => {
+            for (w, word) in blocks.codes[8 * i..8 * i + 8].iter().enumerate() {
+                for (j, byte) in word.to_le_bytes().into_iter().enumerate() {
+                    codes[4 * w + j] = byte as i8;
+                }
+            }
+        }
+    }
+    codes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_close_to_the_true_value() {
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(-0.0), 1.0);
+        assert_eq!(exp(-100.0), 0.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(100.0), f32::INFINITY);
+        assert!(exp(f32::NAN).is_nan());
+        let mut x = -87.29f32;
+        while x < 88.69 {
+            let expected = f64::from(x).exp();
+            assert!(((f64::from(exp(x)) - expected) / expected).abs() < 1.5e-7, "exp({x}) is {}", exp(x));
+            x += 0.003_1;
+        }
+    }
+
+    #[test]
+    fn every_f16_is_converted_exactly() {
+        for bits in 0..=u16::MAX {
+            let expected = half::f16::from_bits(bits).to_f32();
+            let got = f16_to_f32(bits);
+            assert!(got.to_bits() == expected.to_bits() || (got.is_nan() && expected.is_nan()), "{bits:#x}");
+        }
+    }
+
+    #[test]
+    fn the_tree_adds_neighbours_first() {
+        let a = [1e8f32, 1.0, -1e8, 1.0, 3.0, 4.0, 5.0, 6.0];
+        assert_eq!(tree_sum(a), ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7])));
+    }
+
+    #[test]
+    fn the_portable_fma_rounds_once() {
+        // Sums at or within 2^-70 of half a unit in the last place are the hard case: the product's tail decides.
+        let mut halfway = 0;
+        for k in 0..4096u32 {
+            for (a, b) in [(1.0 + 2f32.powi(-23), 1.0 - 2f32.powi(-23)), (1.0, 1.0), (1.2, 0.7), (-1.0, 1.0)] {
+                for sign in [1.0, -1.0] {
+                    let (a, c) = (a * 2f32.powi(-24), sign * (1.0 + k as f32 * f32::EPSILON));
+                    let product = f64::from(a) * f64::from(b);
+                    let sum = product + f64::from(c);
+                    let got = if sum.to_bits() & 0x1fff_ffff == 0x1000_0000 {
+                        halfway += 1;
+                        fma_halfway(product, f64::from(c), sum)
+                    } else {
+                        sum as f32
+                    };
+                    assert_eq!(got, a.mul_add(b, c), "{a} {b} {c}");
+                }
+            }
+        }
+        assert!(halfway > 0);
+    }
+}

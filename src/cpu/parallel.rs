@@ -1,0 +1,24 @@
+//! Work spread over threads, natively.
+//!
+//! This is the one place outside `src/gpu` that asks whether it is in a browser: there is one thread there, and the
+//! same work is done in turn. Each piece of work writes its own part of the result, so the result's bits do not
+//! depend on who did what.
+
+/// Calls `f(i, chunk)` for the chunks of `data` of `chunk_len` elements (the last may be shorter), in no order.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn for_each_chunk<T: Send>(data: &mut [T], chunk_len: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
+    use rayon::prelude::*;
+    if data.len() <= chunk_len {
+        if !data.is_empty() {
+            f(0, data);
+        }
+        return;
+    }
+    data.par_chunks_mut(chunk_len.max(1)).enumerate().for_each(|(i, chunk)| f(i, chunk));
+}
+
+/// Calls `f(i, chunk)` for the chunks of `data` of `chunk_len` elements (the last may be shorter), in order.
+#[cfg(target_arch = "wasm32")]
+pub fn for_each_chunk<T: Send>(data: &mut [T], chunk_len: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
+    data.chunks_mut(chunk_len.max(1)).enumerate().for_each(|(i, chunk)| f(i, chunk));
+}
