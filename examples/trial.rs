@@ -2,39 +2,26 @@
 use forerun::decoder::*;
 use forerun::gpu::*;
 use forerun::model::*;
+use forerun::session::*;
+use std::io::Write;
 use std::ops::ControlFlow;
 fn main() {
     pollster::block_on(async {
         let path = std::env::args().nth(1).unwrap();
-        let tokens: Vec<u32> = std::env::args().nth(2).unwrap().split(',').map(|t| t.parse().unwrap()).collect();
-        let source = FileSource::open(&path).unwrap();
+        let backend = if std::env::args().nth(2).unwrap() == "cpu" { BackendChoice::Cpu } else { BackendChoice::Gpu };
         let t = now_ms();
-        let model = Model::open(&source, &ModelOptions::default()).await.unwrap();
-        println!("open {:.0} ms {:?}", now_ms() - t, model.config.dim);
-        for m in model.matrices().iter().take(9) {
-            println!("{m:?}");
-        }
-        let gpu = Gpu::new(GpuOptions::default()).await.unwrap();
-        let mut w = Weights::new(&gpu, &model.config, model.matrices()).await.unwrap();
-        println!("buffers {:.0} ms", now_ms() - t);
-        model.stream(&source, 16 << 20, &mut w).await.unwrap();
-        println!("stream {:.0} ms", now_ms() - t);
-        let mut d = GpuDecoder::new(&gpu, &model.config, w, 512, FusionChoice::Auto).await.unwrap();
-        println!(
-            "ready {:.0} ms {:?} left out {:?} dispatches {}",
-            now_ms() - t,
-            d.fusion(),
-            d.left_out(),
-            d.dispatches_per_step()
-        );
-        let r = Request { prompt: &tokens, max_tokens: 24, end_tokens: &[], mode: Mode::Loop };
-        let g = d
-            .generate(&r, &mut |t| {
-                println!("{t:?}");
+        let options = EngineOptions { backend, context: Some(1024), ..Default::default() };
+        let mut e = Engine::load(&FileSource::open(&path).unwrap(), &options, &mut |_| ()).await.unwrap();
+        println!("ready {:.0} ms {:?} dispatches {}", now_ms() - t, e.adapter(), e.dispatches_per_step());
+        let m = [forerun::text::Message::new("user", std::env::args().nth(3).unwrap())];
+        let g = e
+            .complete(Prompt::Chat(&m), &Completing { max_tokens: Some(40), mode: Mode::Loop }, &mut |t| {
+                print!("{t}");
+                std::io::stdout().flush().unwrap();
                 ControlFlow::Continue(())
             })
             .await
             .unwrap();
-        println!("{g:?} {:.1} ms a token", g.decode_ms_per_token());
+        println!("\n{g:?} {:.1} ms a token", g.generated.decode_ms_per_token());
     });
 }
