@@ -157,7 +157,8 @@ fn every_weight_arrives_where_it_belongs() {
                 }
                 expected.insert((MatrixKind::QkvProj, layer), [q, k, v].concat());
                 expected.insert((MatrixKind::OProj, layer), rows("attn_output.weight"));
-                expected.insert((MatrixKind::GateUpProj, layer), [rows("ffn_gate.weight"), rows("ffn_up.weight")].concat());
+                expected
+                    .insert((MatrixKind::GateUpProj, layer), [rows("ffn_gate.weight"), rows("ffn_up.weight")].concat());
                 expected.insert((MatrixKind::DownProj, layer), rows("ffn_down.weight"));
                 assert_eq!(memory.vectors[&(VectorKind::AttnNorm, layer)], rows("attn_norm.weight")[0]);
                 assert_eq!(memory.vectors[&(VectorKind::MlpNorm, layer)], rows("ffn_norm.weight")[0]);
@@ -210,12 +211,12 @@ fn formats_follow_the_file_and_the_options() {
         (narrow, Q8_0, [Q8_0, Q5_0, Q4_0, Q6_K, Q4_0, Q4_1, Q4_K], Q4, [Q4, Q4, Q4Min, Q4Min]),
         (wide, Q4_1, [Q4_0, Q4_0, Q4_1, Q4_0, Q5_0, Q4_0, Q6_K], Q4Min, [Q4Min, Q4, Q8, Q8]),
     ] {
-        let tiny = TinyModel { dim: 256, hidden_dim: 256, head_dim: 64, embed, layers: layers.into(), ..TinyModel::default() };
+        let tiny =
+            TinyModel { dim: 256, hidden_dim: 256, head_dim: 64, embed, layers: layers.into(), ..TinyModel::default() };
         let model = open(tiny.build(), &options).unwrap();
         let format = |kind| model.matrix(kind, 1).unwrap().format;
         assert_eq!(model.matrix(MatrixKind::EmbedTokens, 0).unwrap().format, embed_format);
-        let found =
-            [MatrixKind::QkvProj, MatrixKind::OProj, MatrixKind::GateUpProj, MatrixKind::DownProj].map(format);
+        let found = [MatrixKind::QkvProj, MatrixKind::OProj, MatrixKind::GateUpProj, MatrixKind::DownProj].map(format);
         assert_eq!(found, formats, "{embed:?} {layers:?}");
     }
     assert!(matches!(open(vec![], &ModelOptions { narrow: Q8, ..plain }), Err(Error::BadInput(_))));
@@ -231,8 +232,14 @@ fn every_type_streams_in_every_format() {
     for ty in [F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K] {
         for wide in [Wide::ALL, Wide::NONE] {
             for narrow in [Format::Q4, Format::Q4Min] {
-                let tiny =
-                    TinyModel { dim: 256, hidden_dim: 512, head_dim: 64, embed: ty, layers: vec![ty], ..TinyModel::default() };
+                let tiny = TinyModel {
+                    dim: 256,
+                    hidden_dim: 512,
+                    head_dim: 64,
+                    embed: ty,
+                    layers: vec![ty],
+                    ..TinyModel::default()
+                };
                 let options = ModelOptions { wide, narrow, keep_q8: false };
                 let mut file = tiny.writer();
                 let source = BytesSource::new("test", file.finish());
