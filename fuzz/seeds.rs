@@ -19,7 +19,7 @@ fn main() -> std::io::Result<()> {
             let tiny = TinyModel {
                 architecture,
                 dim: width,
-                hidden_dim: width,
+                hidden_dim: 32,
                 n_layers: 1,
                 n_heads: 4,
                 n_kv_heads: 1,

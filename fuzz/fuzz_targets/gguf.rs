@@ -4,7 +4,7 @@
 //! cargo install cargo-fuzz
 //! export RUSTC_BOOTSTRAP=1        # the sanitizer's flags, without a nightly toolchain
 //! cargo fuzz build gguf && cargo run --manifest-path fuzz/Cargo.toml --bin seeds
-//! cargo fuzz run gguf -- -max_total_time=600 -max_len=16384 -malloc_limit_mb=64 -dict=fuzz/gguf.dict
+//! cargo fuzz run gguf -- -max_total_time=600 -max_len=32768 -malloc_limit_mb=64 -dict=fuzz/gguf.dict
 //! ```
 #![no_main]
 
