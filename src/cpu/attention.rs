@@ -1,7 +1,7 @@
 //! Twin of the `attention` kernel: scores, `exp` and the weighted sum of the values, per chunk of 32 positions.
 
 use super::kv_cache::KvCache;
-use super::numbers::{exp, f16_to_f32, fma, tree_sum};
+use super::numbers::{exp, f16_to_f32, tree_sum};
 use super::parallel;
 use super::simd;
 use super::tree::Tree;
@@ -80,12 +80,18 @@ fn attend(config: &Config, q: &[f32], cache: &KvCache, tree: &Tree, kv_head: usi
         for (in_group, out) in out.chunks_exact_mut(head_dim + 2).enumerate() {
             let q = &q[node * config.q_dim() + (kv_head * group + in_group) * head_dim..][..head_dim];
             let (ml, acc) = out.split_at_mut(2);
-            let scores = rows.scores(q).map(|dot| dot * scale);
-            let m = scores[..n].iter().fold(f32::NEG_INFINITY, |m, score| m.max(*score));
-            let mut p = scores.map(|score| exp(score - m));
+            let scores = rows.scores(q, scale);
+            let mut m = f32::NEG_INFINITY;
+            for score in &scores[..n] {
+                m = m.max(*score);
+            }
+            let mut p = [0.0; CHUNK];
+            for (p, score) in p.iter_mut().zip(&scores) {
+                *p = exp(score - m);
+            }
             p[n..].fill(0.0);
             (ml[0], ml[1]) = (m, tree_sum(p));
-            rows.add_values(&p[..n], acc);
+            simd::add_values(&p[..n], &rows.v, acc);
         }
     }
 }
@@ -96,7 +102,7 @@ struct Rows {
     /// The slots that are loaded.
     slots: Vec<usize>,
     /// Keys, `[head_dim / 4, CHUNK, 4]`, so that a vector holds the same elements of several keys.
-    k: Vec<[[f32; 4]; CHUNK]>,
+    k: Vec<[f32; 4 * CHUNK]>,
     /// Values, `[CHUNK, head_dim]`.
     v: Vec<f32>,
 }
@@ -107,7 +113,7 @@ impl Rows {
         Rows {
             head_dim,
             slots: Vec::with_capacity(CHUNK),
-            k: vec![[[0.0; 4]; CHUNK]; head_dim / 4],
+            k: vec![[0.0; 4 * CHUNK]; head_dim / 4],
             v: vec![0.0; CHUNK * head_dim],
         }
     }
@@ -123,7 +129,9 @@ impl Rows {
         for (i, &slot) in slots.iter().enumerate() {
             let row = cache.row(kv_head, slot);
             for (k, four) in self.k.iter_mut().zip(cache.k[row.clone()].as_chunks::<4>().0) {
-                k[i] = four.map(f16_to_f32);
+                for (k, &bits) in k[4 * i..4 * i + 4].iter_mut().zip(four) {
+                    *k = f16_to_f32(bits);
+                }
             }
             for (v, &bits) in self.v[i * self.head_dim..][..self.head_dim].iter_mut().zip(&cache.v[row]) {
                 *v = f16_to_f32(bits);
@@ -131,39 +139,15 @@ impl Rows {
         }
     }
 
-    /// `q` times each key: 4 partials over the elements (`j` mod 4), then the tree. Rows that are not loaded give
-    /// numbers without meaning.
+    /// `q` times each key: 4 partials over the elements (`j` mod 4), then the tree, times `scale`. Rows that are not
+    /// loaded give numbers without meaning.
     #[inline(always)]
-    fn scores(&self, q: &[f32]) -> [f32; CHUNK] {
-        let mut acc = [[0.0f32; 16]; CHUNK / 4];
-        for (q, k) in q.as_chunks::<4>().0.iter().zip(&self.k) {
-            let q: [f32; 16] = std::array::from_fn(|i| q[i % 4]);
-            for (acc, k) in acc.iter_mut().zip(k.as_flattened().as_chunks::<16>().0) {
-                simd::fma_16(&q, k, acc);
-            }
+    fn scores(&self, q: &[f32], scale: f32) -> [f32; CHUNK] {
+        let partials = simd::dot_keys(q, &self.k);
+        let mut scores = [0.0; CHUNK];
+        for (score, four) in scores.iter_mut().zip(partials.as_chunks::<4>().0) {
+            *score = tree_sum(*four) * scale;
         }
-        std::array::from_fn(|i| {
-            let four = &acc.as_flattened()[4 * i..4 * i + 4];
-            tree_sum([four[0], four[1], four[2], four[3]])
-        })
-    }
-
-    /// `acc[d] = fma(p, v[d], acc[d])`, position after position.
-    #[inline(always)]
-    fn add_values(&self, p: &[f32], acc: &mut [f32]) {
-        let (wide, narrow) = acc.as_chunks_mut::<16>();
-        let first_narrow = wide.len() * 16;
-        for (i, acc) in wide.iter_mut().enumerate() {
-            for (&p, v) in p.iter().zip(self.v.chunks_exact(self.head_dim)) {
-                if let Some(v) = v[16 * i..].first_chunk() {
-                    simd::fma_16(&[p; 16], v, acc);
-                }
-            }
-        }
-        for (&p, v) in p.iter().zip(self.v.chunks_exact(self.head_dim)) {
-            for (acc, &v) in narrow.iter_mut().zip(&v[first_narrow..]) {
-                *acc = fma(p, v, *acc);
-            }
-        }
+        scores
     }
 }

@@ -22,11 +22,13 @@ fn plain(embed_tokens: &Blocks, tokens: &[u32]) -> Vec<f32> {
         for b in 0..n_blocks {
             let i = token as usize * n_blocks + b;
             let (d, m) = scale_and_minimum(embed_tokens, i);
-            x.extend(codes(embed_tokens, i).map(|code| match embed_tokens.format {
-                Format::Q8 => d * f32::from(code),
-                Format::Q4 => d * f32::from(code - 8),
-                Format::Q4Min => fma(d, f32::from(code), m),
-            }));
+            for code in codes(embed_tokens, i) {
+                x.push(match embed_tokens.format {
+                    Format::Q8 => d * f32::from(code),
+                    Format::Q4 => d * f32::from(code - 8),
+                    Format::Q4Min => fma(d, f32::from(code), m),
+                });
+            }
         }
     }
     x

@@ -29,7 +29,10 @@ fn merge_node(partials: &Partials, node: usize, attn: &mut [f32]) {
     let n_chunks = partials.n_chunks;
     let mut acc = vec![0.0f32; 4 * partials.head_dim];
     for (head, attn) in attn.chunks_exact_mut(partials.head_dim).enumerate() {
-        let max = (0..n_chunks).fold(f32::NEG_INFINITY, |max, c| max.max(partials.at(node, head, c).0));
+        let mut max = f32::NEG_INFINITY;
+        for c in 0..n_chunks {
+            max = max.max(partials.at(node, head, c).0);
+        }
         let mut l = [0.0f32; 4];
         acc.fill(0.0);
         for c in 0..n_chunks {
@@ -45,7 +48,8 @@ fn merge_node(partials: &Partials, node: usize, attn: &mut [f32]) {
         }
         let l = tree_sum(l);
         for (d, attn) in attn.iter_mut().enumerate() {
-            *attn = tree_sum(std::array::from_fn::<f32, 4, _>(|i| acc[i * partials.head_dim + d])) / l;
+            let acc = |i: usize| acc[i * partials.head_dim + d];
+            *attn = tree_sum([acc(0), acc(1), acc(2), acc(3)]) / l;
         }
     }
 }

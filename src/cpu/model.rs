@@ -1,5 +1,6 @@
 //! A whole model on the CPU: the forward pass, and greedy decoding with it.
 
+use super::parallel;
 use super::weights::CpuWeights;
 use super::{
     KvCache, MAX_NODES, Tree, add_bias, add_residual, argmax, attention, embed, merge_quantize, norm_quantize,
@@ -119,6 +120,11 @@ impl CpuModel {
     /// [`Error::BadInput`] for a token or a tree that cannot be, [`Error::ContextOverflow`] where the context ends.
     pub fn forward(&mut self, pass: &Pass, logits_of: LogitsOf) -> Result<Vec<f32>> {
         let tree = self.check(pass)?;
+        Ok(parallel::inside(|| self.run(pass, &tree, logits_of)))
+    }
+
+    /// The forward pass itself.
+    fn run(&mut self, pass: &Pass, tree: &Tree, logits_of: LogitsOf) -> Vec<f32> {
         let CpuModel { weights, cache, rope, .. } = self;
         let config = &weights.config;
         let (dim, eps) = (config.dim, config.rms_norm_eps);
@@ -130,8 +136,8 @@ impl CpuModel {
             let h = norm_quantize(&x, &layer.attn_norm, eps);
             let mut qkv = layer.qkv_proj.blocks.matmul(&h);
             add_bias(&mut qkv, &layer.qkv_bias);
-            let q = rope_cache(config, &qkv, rope, &tree, cache);
-            let attn = merge_quantize(&attention(config, &q, cache, &tree));
+            let q = rope_cache(config, &qkv, rope, tree, cache);
+            let attn = merge_quantize(&attention(config, &q, cache, tree));
             add_residual(&mut x, &layer.o_proj.blocks.matmul(&attn));
 
             // Feed-forward: x += down_proj · (silu(gate) * up).
@@ -141,11 +147,11 @@ impl CpuModel {
         }
 
         let wanted = match logits_of {
-            LogitsOf::None => return Ok(Vec::new()),
+            LogitsOf::None => return Vec::new(),
             LogitsOf::Last => &x[x.len().saturating_sub(dim)..],
             LogitsOf::All => &x[..],
         };
-        Ok(weights.head().matmul(&norm_quantize(wanted, &weights.norm, eps)))
+        weights.head().matmul(&norm_quantize(wanted, &weights.norm, eps))
     }
 
     /// Checks what the forward pass takes for granted.

@@ -32,7 +32,11 @@ fn plain(x: &[f32], weight: &[f32], eps: f32) -> Quantized {
         let mean_square_and_eps = fma(tree_sum(partials), 1.0 / dim as f32, eps);
         let r = 1.0 / mean_square_and_eps.sqrt();
         for (x, weight) in x.as_chunks::<BLOCK>().0.iter().zip(weight.as_chunks::<BLOCK>().0) {
-            out.push_block(&std::array::from_fn(|i| x[i] * r * weight[i]));
+            let mut h = [0.0; BLOCK];
+            for ((h, x), weight) in h.iter_mut().zip(x).zip(weight) {
+                *h = x * r * weight;
+            }
+            out.push_block(&h);
         }
     }
     out

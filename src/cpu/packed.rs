@@ -1,7 +1,6 @@
 //! Weights packed for the CPU: 16 rows side by side, so that one vector instruction serves 16 rows.
 
 use super::matmul::lanes;
-use super::numbers::tree_sum;
 use super::parallel;
 use super::quantize::Quantized;
 use super::simd::{self, Activations, GROUP, Group, Line};
@@ -177,7 +176,21 @@ fn product(group: Group<'_>, tile: &[Activations], acc: &mut Vec<[f32; GROUP]>, 
 fn sum_lanes<const LANES: usize>(acc: &[[f32; GROUP]], out: &mut [[f32; GROUP]]) {
     let n_tokens = out.len();
     for (t, out) in out.iter_mut().enumerate() {
-        *out = std::array::from_fn(|row| tree_sum::<LANES>(std::array::from_fn(|lane| acc[lane * n_tokens + t][row])));
+        // The tree of `tree_sum`, on vectors over the rows.
+        let mut sums = [[0.0; GROUP]; LANES];
+        for (lane, sums) in sums.iter_mut().enumerate() {
+            *sums = acc[lane * n_tokens + t];
+        }
+        let mut stride = 1;
+        while stride < LANES {
+            for i in (0..LANES).step_by(2 * stride) {
+                for row in 0..GROUP {
+                    sums[i][row] += sums[i + stride][row];
+                }
+            }
+            stride *= 2;
+        }
+        *out = sums[0];
     }
 }
 

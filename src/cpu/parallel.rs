@@ -22,3 +22,15 @@ pub fn for_each_chunk<T: Send>(data: &mut [T], chunk_len: usize, f: impl Fn(usiz
 pub fn for_each_chunk<T: Send>(data: &mut [T], chunk_len: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
     data.chunks_mut(chunk_len.max(1)).enumerate().for_each(|(i, chunk)| f(i, chunk));
 }
+
+/// Runs `f` on one of the threads that share the work, so that handing it out costs less.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn inside<R: Send>(f: impl FnOnce() -> R + Send) -> R {
+    rayon::scope(|_| f())
+}
+
+/// Runs `f`.
+#[cfg(target_arch = "wasm32")]
+pub fn inside<R: Send>(f: impl FnOnce() -> R + Send) -> R {
+    f()
+}

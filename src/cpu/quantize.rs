@@ -43,13 +43,21 @@ impl Quantized {
     /// Quantises one block and appends it.
     #[inline(always)]
     pub(super) fn push_block(&mut self, h: &[f32; BLOCK]) {
-        let amax = h.iter().fold(0.0f32, |amax, e| amax.max(e.abs()));
+        let mut amax = 0.0f32;
+        for e in h {
+            amax = amax.max(e.abs());
+        }
         let inverse = if amax == 0.0 { 0.0 } else { 127.0 / amax };
         // The clamp only matters where `127 / amax` overflows.
-        let codes = h.map(|e| (e * inverse).round_ties_even().clamp(-127.0, 127.0) as i32);
-        let sum: i32 = codes.iter().sum();
-        for four in codes.as_chunks::<4>().0 {
-            self.codes.push(u32::from_le_bytes(four.map(|code| code as u8)));
+        let mut codes = [0i8; BLOCK];
+        let mut sum = 0;
+        for (code, e) in codes.iter_mut().zip(h) {
+            let rounded = (e * inverse).round_ties_even().clamp(-127.0, 127.0) as i32;
+            *code = rounded as i8;
+            sum += rounded;
+        }
+        for [a, b, c, d] in codes.as_chunks::<4>().0 {
+            self.codes.push(u32::from_le_bytes([*a as u8, *b as u8, *c as u8, *d as u8]));
         }
         self.scales.push([amax * (1.0 / 127.0), sum as f32]);
     }

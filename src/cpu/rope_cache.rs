@@ -40,14 +40,15 @@ fn plain(config: &Config, qkv: &[f32], table: &[[f32; 2]], tree: &Tree, cache: &
         let (k, v) = kv.split_at(kv_dim);
         for head in q.chunks_exact(head_dim) {
             for (&[a, b], &[cos, sin]) in head.as_chunks::<2>().0.iter().zip(turns) {
-                q_out.extend(rotate(a, b, cos, sin));
+                q_out.extend_from_slice(&rotate(a, b, cos, sin));
             }
         }
         for (kv_head, (k, v)) in k.chunks_exact(head_dim).zip(v.chunks_exact(head_dim)).enumerate() {
             let row = cache.row(kv_head, tree.slot(node));
             let pairs = k.as_chunks::<2>().0.iter().zip(turns);
             for (out, (&[a, b], &[cos, sin])) in cache.k[row.clone()].as_chunks_mut::<2>().0.iter_mut().zip(pairs) {
-                *out = rotate(a, b, cos, sin).map(f32_to_f16);
+                let [a, b] = rotate(a, b, cos, sin);
+                *out = [f32_to_f16(a), f32_to_f16(b)];
             }
             for (out, &v) in cache.v[row].iter_mut().zip(v) {
                 *out = f32_to_f16(v);

@@ -15,7 +15,11 @@ pub fn silu_quantize(gate_up: &[f32], hidden_dim: usize) -> Quantized {
             for gate_up in gate_up.chunks_exact(2 * hidden_dim) {
                 let (gate, up) = gate_up.split_at(hidden_dim);
                 for (gate, up) in gate.as_chunks::<BLOCK>().0.iter().zip(up.as_chunks::<BLOCK>().0) {
-                    out.push_block(&std::array::from_fn(|i| gate[i] / (1.0 + exp(-gate[i])) * up[i]));
+                    let mut act = [0.0; BLOCK];
+                    for ((act, gate), up) in act.iter_mut().zip(gate).zip(up) {
+                        *act = gate / (1.0 + exp(-gate)) * up;
+                    }
+                    out.push_block(&act);
                 }
             }
             out

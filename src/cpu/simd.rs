@@ -88,7 +88,8 @@ fn has(level: Level) -> bool {
 /// Runs `f` compiled for the best instruction set of this machine.
 ///
 /// `f` must be an `#[inline(always)]` closure over `#[inline(always)]` functions: only what is inlined is compiled
-/// anew. The result's bits do not depend on the instruction set, since the compiler neither fuses nor reorders
+/// anew. Inner loops are plain `for` loops for the same reason: closures given to `map` or `from_fn` are often left
+/// outside, and then every `fma` is a call. The result's bits do not depend on the instruction set, since the compiler neither fuses nor reorders
 /// floating-point operations on its own.
 #[inline(always)]
 pub fn dispatch<R>(f: impl FnOnce() -> R) -> R {
@@ -104,9 +105,48 @@ pub fn dispatch<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// `q · k` for 32 keys at once, in 4 partials each (element `j` adds to partial `j % 4`): `[32, 4]` from `q`,
+/// `[head_dim]`, and `k`, `[head_dim / 4, 32, 4]`.
+pub fn dot_keys(q: &[f32], k: &[[f32; 128]]) -> [f32; 128] {
+    let q = q.as_chunks::<4>().0;
+    #[cfg(target_arch = "x86_64")]
+    if level() >= Level::Avx2 {
+        // SAFETY: `level` never answers more than this machine has, and the levels above AVX2 contain it.
+        return unsafe { x86::dot_keys(q, k) };
+    }
+    let mut acc = [0.0; 128];
+    for ([a, b, c, d], k) in q.iter().zip(k) {
+        let q = [*a, *b, *c, *d, *a, *b, *c, *d, *a, *b, *c, *d, *a, *b, *c, *d];
+        for (acc, k) in acc.as_chunks_mut().0.iter_mut().zip(k.as_chunks().0) {
+            fma_16(&q, k, acc);
+        }
+    }
+    acc
+}
+
+/// `acc[d] = fma(p, v[d], acc[d])`, position after position: `acc` is `[head_dim]`, `p` is `[n]` and `v` is
+/// `[n, head_dim]`, with `head_dim` a multiple of 8.
+pub fn add_values(p: &[f32], v: &[f32], acc: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if level() >= Level::Avx2 {
+        // SAFETY: `level` never answers more than this machine has, and the levels above AVX2 contain it.
+        return unsafe { x86::add_values(p, v, acc) };
+    }
+    for (p, v) in p.iter().zip(v.chunks_exact(acc.len())) {
+        let (acc, acc_rest) = acc.as_chunks_mut();
+        let (v, v_rest) = v.as_chunks();
+        for (acc, v) in acc.iter_mut().zip(v) {
+            fma_16(&[*p; 16], v, acc);
+        }
+        for (acc, v) in acc_rest.iter_mut().zip(v_rest) {
+            *acc = fma(*p, *v, *acc);
+        }
+    }
+}
+
 /// `acc = a * b + acc` in each lane, rounded once.
 #[inline(always)]
-pub fn fma_16(a: &[f32; 16], b: &[f32; 16], acc: &mut [f32; 16]) {
+fn fma_16(a: &[f32; 16], b: &[f32; 16], acc: &mut [f32; 16]) {
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     wasm::fma_16(a, b, acc);
     #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
@@ -254,6 +294,76 @@ mod x86 {
     #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,avx512f,avx512bw,avx512dq,avx512vl")]
     pub unsafe fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
         f()
+    }
+
+    /// 8 floats.
+    #[inline]
+    #[target_feature(enable = "avx")]
+    fn load_8(v: &[f32; 8]) -> __m256 {
+        // SAFETY: the array is 32 readable bytes.
+        unsafe { _mm256_loadu_ps(v.as_ptr()) }
+    }
+
+    /// 8 floats.
+    #[inline]
+    #[target_feature(enable = "avx")]
+    fn store_8(v: &mut [f32; 8], value: __m256) {
+        // SAFETY: the array is 32 writable bytes.
+        unsafe { _mm256_storeu_ps(v.as_mut_ptr(), value) }
+    }
+
+    /// # Safety
+    /// The machine must have the features named here.
+    #[target_feature(enable = "avx2,fma")]
+    pub unsafe fn dot_keys(q: &[[f32; 4]], k: &[[f32; 128]]) -> [f32; 128] {
+        let mut out = [0.0; 128];
+        for (half, out) in out.as_chunks_mut::<64>().0.iter_mut().enumerate() {
+            let mut acc = [_mm256_setzero_ps(); 8];
+            for (&[a, b, c, d], k) in q.iter().zip(k) {
+                let q = _mm256_setr_ps(a, b, c, d, a, b, c, d);
+                for (acc, k) in acc.iter_mut().zip(&k.as_chunks::<8>().0[8 * half..]) {
+                    *acc = _mm256_fmadd_ps(q, load_8(k), *acc);
+                }
+            }
+            for (out, acc) in out.as_chunks_mut().0.iter_mut().zip(acc) {
+                store_8(out, acc);
+            }
+        }
+        out
+    }
+
+    /// # Safety
+    /// The machine must have the features named here.
+    #[target_feature(enable = "avx2,fma")]
+    pub unsafe fn add_values(p: &[f32], v: &[f32], acc: &mut [f32]) {
+        let head_dim = acc.len();
+        let (wide, rest) = acc.as_chunks_mut::<64>();
+        for (i, acc) in wide.iter_mut().enumerate() {
+            add_columns::<8>(p, v, head_dim, 64 * i, acc.as_chunks_mut().0);
+        }
+        let first = 64 * wide.len();
+        for (i, acc) in rest.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            add_columns::<1>(p, v, head_dim, first + 8 * i, std::slice::from_mut(acc));
+        }
+    }
+
+    /// The columns from `first` on of [`add_values`], in `N` registers.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn add_columns<const N: usize>(p: &[f32], v: &[f32], head_dim: usize, first: usize, acc: &mut [[f32; 8]]) {
+        let mut sums = [_mm256_setzero_ps(); N];
+        for (sum, acc) in sums.iter_mut().zip(&*acc) {
+            *sum = load_8(acc);
+        }
+        for (p, v) in p.iter().zip(v.chunks_exact(head_dim)) {
+            let p = _mm256_set1_ps(*p);
+            for (sum, v) in sums.iter_mut().zip(v[first..].as_chunks().0) {
+                *sum = _mm256_fmadd_ps(p, load_8(v), *sum);
+            }
+        }
+        for (acc, sum) in acc.iter_mut().zip(sums) {
+            store_8(acc, sum);
+        }
     }
 
     /// A line's vector of 16 rows.
