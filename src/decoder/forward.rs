@@ -91,11 +91,11 @@ pub(super) fn forward<'a>(
 }
 
 /// The operations of one step. Each composes its kernel for the model's shape and the pass.
-struct Ops<'a, 'p> {
-    config: &'p Config,
-    s: &'a Scratch,
-    pass: &'p Pass,
-    note: &'p mut dyn FnMut(Op<'a>),
+pub(super) struct Ops<'a, 'p> {
+    pub config: &'p Config,
+    pub s: &'a Scratch,
+    pub pass: &'p Pass,
+    pub note: &'p mut dyn FnMut(Op<'a>),
 }
 
 /// Helpers that every product needs.
@@ -115,13 +115,13 @@ impl<'a> Ops<'a, '_> {
         Ok(())
     }
 
-    fn begin(&mut self) -> Result<()> {
+    pub fn begin(&mut self) -> Result<()> {
         let kept = usize::from(self.pass.outcome == Outcome::Prefill);
         let ranges = vec![self.s.control.whole(), self.s.context.whole()];
         self.op("begin", &[("TOKENS", &self.pass.tokens), ("KEPT", &kept)], &["control"], ranges, [1, 1, 1])
     }
 
-    fn embed(&mut self, table: &'a Matrix) -> Result<()> {
+    pub fn embed(&mut self, table: &'a Matrix) -> Result<()> {
         let n_blocks = table.n_cols / BLOCK;
         for part in &table.parts {
             let values: [(&str, &dyn Display); 3] =
@@ -134,7 +134,7 @@ impl<'a> Ops<'a, '_> {
     }
 
     /// The norm in front of a product: a kernel of its own, or left to the product. Answers whether it was left.
-    fn norm(&mut self, vectors: &'a Buffer) -> Result<bool> {
+    pub fn norm(&mut self, vectors: &'a Buffer) -> Result<bool> {
         let dim = self.config.dim;
         if self.pass.fusion.norm && self.pass.tokens <= self.pass.fused_norm_tokens {
             return Ok(true);
@@ -148,7 +148,7 @@ impl<'a> Ops<'a, '_> {
         Ok(false)
     }
 
-    fn matmul(&mut self, matrix: &'a Matrix, vectors: &'a Buffer, out: &'a Buffer, fused_norm: bool) -> Result<()> {
+    pub fn matmul(&mut self, matrix: &'a Matrix, vectors: &'a Buffer, out: &'a Buffer, fused_norm: bool) -> Result<()> {
         for part in &matrix.parts {
             let n_blocks = matrix.n_cols / BLOCK;
             let shape = Tiling::of(n_blocks, self.pass.tokens, 64, if matrix.n_rows > 16384 { 4 } else { 2 });
@@ -181,7 +181,7 @@ impl<'a> Ops<'a, '_> {
         Ok(())
     }
 
-    fn qkv(&mut self, matrix: &'a Matrix, vectors: &'a Buffer, cache: &'a Buffer, fused_norm: bool) -> Result<()> {
+    pub fn qkv(&mut self, matrix: &'a Matrix, vectors: &'a Buffer, cache: &'a Buffer, fused_norm: bool) -> Result<()> {
         let c = self.config;
         let n_blocks = matrix.n_cols / BLOCK;
         let shape = Tiling::of(n_blocks, self.pass.tokens, 64, 2);
@@ -220,7 +220,7 @@ impl<'a> Ops<'a, '_> {
         self.op("qkv", &values, &helpers, ranges, [matrix.n_rows.div_ceil(shape.wg_rows()), 1, 1])
     }
 
-    fn rope_cache(&mut self, vectors: &'a Buffer, cache: &'a Buffer) -> Result<()> {
+    pub fn rope_cache(&mut self, vectors: &'a Buffer, cache: &'a Buffer) -> Result<()> {
         let c = self.config;
         let (q_dim, kv_dim, rows) = (c.q_dim(), c.kv_dim(), c.qkv_dim());
         let values: [(&str, &dyn Display); 8] = [
@@ -245,7 +245,7 @@ impl<'a> Ops<'a, '_> {
         self.op("rope_cache", &values, &["control", "rotary"], ranges, workgroups)
     }
 
-    fn attention(&mut self, cache: &'a Buffer) -> Result<()> {
+    pub fn attention(&mut self, cache: &'a Buffer) -> Result<()> {
         let c = self.config;
         let scale = float((1.0 / (c.head_dim as f64).sqrt()) as f32);
         let values: [(&str, &dyn Display); 6] = [
@@ -262,7 +262,7 @@ impl<'a> Ops<'a, '_> {
         self.op("attention", &values, &["control", "reduce", "exchange"], ranges, workgroups)
     }
 
-    fn merge(&mut self) -> Result<()> {
+    pub fn merge(&mut self) -> Result<()> {
         let c = self.config;
         let values: [(&str, &dyn Display); 3] =
             [("N_HEADS", &c.n_heads), ("HEAD_DIM", &c.head_dim), ("MAX_CHUNKS", &self.s.max_chunks())];
@@ -271,7 +271,7 @@ impl<'a> Ops<'a, '_> {
         self.op("merge", &values, &helpers, ranges, [c.q_dim() / BLOCK, self.pass.tokens, 1])
     }
 
-    fn project(&mut self, matrix: &'a Matrix, input: &'a Buffer) -> Result<()> {
+    pub fn project(&mut self, matrix: &'a Matrix, input: &'a Buffer) -> Result<()> {
         let n_blocks = matrix.n_cols / BLOCK;
         let shape = Tiling::of(n_blocks, self.pass.tokens, 64, 2);
         let values: [(&str, &dyn Display); 7] = [
@@ -298,7 +298,7 @@ impl<'a> Ops<'a, '_> {
         self.op("project", &values, &helpers, ranges, [matrix.n_rows.div_ceil(shape.wg_rows()), 1, 1])
     }
 
-    fn gate_up(&mut self, matrix: &'a Matrix, vectors: &'a Buffer, fused_norm: bool) -> Result<()> {
+    pub fn gate_up(&mut self, matrix: &'a Matrix, vectors: &'a Buffer, fused_norm: bool) -> Result<()> {
         let c = self.config;
         let n_blocks = matrix.n_cols / BLOCK;
         let lanes = lanes(n_blocks);
@@ -330,7 +330,7 @@ impl<'a> Ops<'a, '_> {
         self.op("gate_up", &values, &helpers, ranges, [c.hidden_dim / BLOCK, 1, 1])
     }
 
-    fn silu_quantize(&mut self) -> Result<()> {
+    pub fn silu_quantize(&mut self) -> Result<()> {
         let hidden_dim = self.config.hidden_dim;
         let helpers = ["control", "quant", "reduce", "exchange", "silu", "store_quantized"];
         let ranges = vec![self.s.control.whole(), self.s.gate_up.whole(), self.s.act.whole()];
@@ -338,14 +338,14 @@ impl<'a> Ops<'a, '_> {
         self.op("silu_quantize", &[("HIDDEN_DIM", &hidden_dim)], &helpers, ranges, workgroups)
     }
 
-    fn argmax(&mut self) -> Result<()> {
+    pub fn argmax(&mut self) -> Result<()> {
         let vocab_size = self.config.vocab_size;
         let ranges = vec![self.s.control.whole(), self.s.logits.whole(), self.s.best.whole()];
         let workgroups = [vocab_parts(vocab_size), self.pass.tokens, 1];
         self.op("argmax", &[("VOCAB_SIZE", &vocab_size)], &["control", "best"], ranges, workgroups)
     }
 
-    fn accept(&mut self) -> Result<()> {
+    pub fn accept(&mut self) -> Result<()> {
         let vocab_size = self.config.vocab_size;
         let predicts = self.pass.outcome == Outcome::Predict;
         let parts = vocab_parts(vocab_size);

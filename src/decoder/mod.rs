@@ -5,6 +5,8 @@ pub mod forward;
 mod probe;
 pub mod request;
 pub mod step;
+#[cfg(test)]
+mod twins;
 pub mod weights;
 pub mod window;
 

@@ -1,0 +1,403 @@
+//! Every kernel against its CPU twin, and the bits of a step against those of steps of one, for odd shapes, every
+//! bucket, every format, with and without subgroups and the packed dot product.
+
+use super::control::{Control, MAX_NODES};
+use super::forward::{Fusion, Op, Ops, Outcome, features, forward, fused_norm_tokens, lanes};
+use super::step::{BUCKETS, Pass, Scratch};
+use super::weights::Weights;
+use crate::cpu::{self, KvCache, Quantized, Tree};
+use crate::gpu::{Buffer, Dispatch, Gpu, GpuOptions};
+use crate::kernels::Features;
+use crate::model::WeightSink;
+use crate::model::{Architecture, BLOCK, Blocks, Config, Format, MatrixInfo, MatrixKind, RopePairs, VectorKind};
+
+/// Numbers that look random and are the same everywhere (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// About normal, with deviation 1.
+    fn normal(&mut self) -> f32 {
+        (0..4).map(|_| (self.next() >> 40) as f32 / (1u64 << 24) as f32 - 0.5).sum::<f32>() * 1.732
+    }
+
+    fn normals(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.normal()).collect()
+    }
+}
+
+/// Shapes that a model could have: narrow and wide, one and many heads to a key head, sizes that no workgroup divides.
+fn shapes() -> [Config; 3] {
+    let config = |dim, hidden_dim, n_heads, n_kv_heads, head_dim, vocab_size, qkv_bias| Config {
+        architecture: Architecture::Qwen2,
+        dim,
+        hidden_dim,
+        n_layers: 2,
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        vocab_size,
+        max_seq_len: 256,
+        rms_norm_eps: 1e-6,
+        rope_frequencies: (0..head_dim / 2).map(|i| 10000f64.powf(-2.0 * i as f64 / head_dim as f64)).collect(),
+        rope_pairs: RopePairs::Adjacent,
+        qkv_bias,
+        tied_head: true,
+    };
+    [
+        config(96, 160, 4, 2, 24, 333, true),
+        config(64, 2208, 7, 1, 32, 4500, false),
+        config(1088, 64, 3, 3, 64, 257, true),
+    ]
+}
+
+struct Bench {
+    gpu: Gpu,
+    config: Config,
+    scratch: Scratch,
+    weights: Weights,
+    /// The same matrices for the twins, in the order of [`Bench::infos`].
+    blocks: Vec<(MatrixKind, usize, Blocks)>,
+    vectors: Vec<(VectorKind, usize, Vec<f32>)>,
+    features: Features,
+}
+
+impl Bench {
+    async fn new(config: Config, formats: [Format; 3], plain: bool) -> Bench {
+        let gpu = Gpu::new(GpuOptions { plain, ..GpuOptions::default() }).await.unwrap();
+        let scratch = Scratch::new(&gpu, &config, 256, MAX_NODES).await.unwrap();
+        let mut random = Random(11);
+        let mut infos = Vec::new();
+        let mut add = |kind, layer, n_rows, n_cols, format| {
+            infos.push(MatrixInfo { kind, layer, n_rows, n_cols, format });
+        };
+        add(MatrixKind::EmbedTokens, 0, config.vocab_size, config.dim, formats[2]);
+        for layer in 0..config.n_layers {
+            add(MatrixKind::QkvProj, layer, config.qkv_dim(), config.dim, formats[layer]);
+            add(MatrixKind::OProj, layer, config.dim, config.q_dim(), formats[layer]);
+            add(MatrixKind::GateUpProj, layer, 2 * config.hidden_dim, config.dim, formats[layer]);
+            add(MatrixKind::DownProj, layer, config.dim, config.hidden_dim, formats[layer]);
+        }
+        let mut weights = Weights::new(&gpu, &config, &infos).await.unwrap();
+        let mut blocks = Vec::new();
+        for info in &infos {
+            let values: Vec<f32> =
+                random.normals(info.n_rows * info.n_cols).iter().map(|v| v / (info.n_cols as f32).sqrt()).collect();
+            let rows = Blocks::quantize(info.format, &values, info.n_rows, info.n_cols).unwrap();
+            weights.rows(info, 0, rows.clone()).await.unwrap();
+            blocks.push((info.kind, info.layer, rows));
+        }
+        let mut vectors = Vec::new();
+        for layer in 0..config.n_layers {
+            let norm = |random: &mut Random| random.normals(config.dim).iter().map(|v| 1.0 + 0.1 * v).collect();
+            vectors.push((VectorKind::AttnNorm, layer, norm(&mut random)));
+            vectors.push((VectorKind::MlpNorm, layer, norm(&mut random)));
+            let bias = if config.qkv_bias { random.normals(config.qkv_dim()) } else { Vec::new() };
+            vectors.push((VectorKind::QkvBias, layer, bias));
+        }
+        vectors.push((VectorKind::Norm, 0, vec![1.0; config.dim]));
+        for (kind, layer, values) in vectors.iter().filter(|(.., values)| !values.is_empty()) {
+            weights.vector(*kind, *layer, values.clone()).await.unwrap();
+        }
+        let features = features(gpu.adapter());
+        Bench { gpu, config, scratch, weights, blocks, vectors, features }
+    }
+
+    fn pass(&self, tokens: usize, fusion: Fusion) -> Pass {
+        let fused_norm_tokens = fused_norm_tokens(self.config.dim, 16 << 10);
+        Pass { tokens, outcome: Outcome::Predict, fusion, fused_norm_tokens, features: self.features }
+    }
+
+    fn matrix(&self, kind: MatrixKind) -> &Blocks {
+        &self.blocks.iter().find(|(known, ..)| *known == kind).unwrap().2
+    }
+
+    fn vector(&self, kind: VectorKind) -> &[f32] {
+        &self.vectors.iter().find(|(known, ..)| *known == kind).unwrap().2
+    }
+
+    /// Notes operations with `note` and runs them.
+    async fn run<'a>(&'a self, pass: &Pass, note: impl FnOnce(&mut Ops<'a, '_>) -> crate::Result<()>) {
+        let mut noted = Vec::new();
+        note(&mut Ops { config: &self.config, s: &self.scratch, pass, note: &mut |op| noted.push(op) }).unwrap();
+        self.run_ops(noted).await;
+    }
+
+    async fn run_ops(&self, ops: Vec<Op<'_>>) {
+        let sources: Vec<_> = ops.iter().map(|(source, ..)| source.clone()).collect();
+        let kernels = self.gpu.compile(&sources).await.unwrap();
+        let dispatches = ops.into_iter().zip(kernels).map(|((_, ranges, workgroups), kernel)| {
+            let bindings = self.gpu.bind(&kernel, &ranges);
+            Dispatch { kernel, bindings, workgroups }
+        });
+        let recording = self.gpu.record(dispatches.collect());
+        self.gpu.submit(&[&recording], None);
+        self.gpu.finish().await.unwrap();
+    }
+
+    fn write(&self, buffer: &Buffer, values: &[f32]) {
+        self.gpu.write(buffer, 0, bytemuck::cast_slice(values));
+    }
+
+    async fn read(&self, buffer: &Buffer, n: usize) -> Vec<f32> {
+        let bytes = self.gpu.read(buffer, 0, 4 * n as u64).await.unwrap();
+        bytemuck::pod_collect_to_vec(&bytes)
+    }
+
+    fn write_quantized(&self, buffer: &Buffer, q: &Quantized) {
+        let mut words = Vec::new();
+        for (codes, scale) in q.codes.chunks(8).zip(&q.scales) {
+            words.extend_from_slice(codes);
+            words.extend([scale[0].to_bits(), scale[1].to_bits(), 0, 0]);
+        }
+        self.gpu.write(buffer, 0, bytemuck::cast_slice(&words));
+    }
+
+    async fn read_quantized(&self, buffer: &Buffer, n_rows: usize, n_cols: usize) -> Quantized {
+        let n_blocks = n_rows * n_cols / BLOCK;
+        let words: Vec<u32> = self.read(buffer, 12 * n_blocks).await.iter().map(|v| v.to_bits()).collect();
+        let codes = words.chunks(12).flat_map(|block| block[..8].to_vec()).collect();
+        let scales = words.chunks(12).map(|block| [f32::from_bits(block[8]), f32::from_bits(block[9])]).collect();
+        Quantized { n_cols, codes, scales }
+    }
+
+    /// A pass of `tree` over random tokens.
+    fn set_control(&self, tree: &Tree, tokens: &[u32]) {
+        let mut control = Control {
+            n_committed: tree.n_committed as u32,
+            n_nodes: tree.n_nodes() as u32,
+            n_context: (tree.n_committed + tree.n_nodes()) as u32,
+            max_context: 256,
+            ..Control::new()
+        };
+        control.tokens[..tokens.len()].copy_from_slice(tokens);
+        control.ancestors[..tree.n_nodes()].copy_from_slice(&tree.ancestors);
+        self.gpu.write(&self.scratch.control, 0, bytemuck::bytes_of(&control));
+    }
+}
+
+/// A tree whose nodes hang from random earlier nodes, the first from nothing.
+fn random_tree(random: &mut Random, n_committed: usize, n_nodes: usize) -> Tree {
+    let mut ancestors: Vec<u32> = Vec::new();
+    for node in 0..n_nodes {
+        let parent = if node == 0 { 0 } else { ancestors[node - 1 - random.below(node.min(3))] };
+        ancestors.push(parent | 1 << node);
+    }
+    Tree { n_committed, ancestors }
+}
+
+fn close(name: &str, got: &[f32], want: &[f32], tolerance: f32) {
+    assert_eq!(got.len(), want.len(), "{name}");
+    let scale = want.iter().fold(1e-6f32, |most, v| most.max(v.abs()));
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!((got - want).abs() <= tolerance * scale, "{name}[{i}]: {got}, the twin has {want} (scale {scale})");
+    }
+}
+
+/// Quantised values agree to one code in places where a rounding falls the other way.
+fn close_quantized(name: &str, got: &Quantized, want: &Quantized) {
+    let values = |q: &Quantized| -> Vec<f32> {
+        let codes = q.codes.iter().flat_map(|word| word.to_le_bytes());
+        codes.enumerate().map(|(i, code)| f32::from(code as i8) * q.scales[i / BLOCK][0]).collect()
+    };
+    close(name, &values(got), &values(want), 0.0083);
+    let sums = got
+        .codes
+        .chunks(8)
+        .map(|words| words.iter().flat_map(|word| word.to_le_bytes()).map(|code| f32::from(code as i8)).sum::<f32>());
+    assert!(sums.zip(&got.scales).all(|(sum, scale)| sum == scale[1]), "{name}: a block's sum is wrong");
+    let differing = values(got).iter().zip(values(want)).filter(|(a, b)| (*a - b).abs() > 1e-5 * b.abs()).count();
+    assert!(differing * 50 <= got.codes.len() * 4, "{name}: {differing} codes differ from the twin's");
+}
+
+fn node_counts(bucket: usize) -> Vec<usize> {
+    if bucket == 1 { vec![1] } else { vec![bucket, bucket / 2 + 1] }
+}
+
+/// All kernels of a shape, formats and features, at every bucket.
+async fn check_kernels(config: Config, formats: [Format; 3], plain: bool, packed_dot: bool) {
+    let mut bench = Bench::new(config, formats, plain).await;
+    bench.features.packed_dot = packed_dot;
+    let (c, s, w) = (&bench.config, &bench.scratch, &bench.weights);
+    let layer = &w.layers[0];
+    let mut random = Random(5);
+    for (bucket, n) in BUCKETS.iter().flat_map(|&bucket| node_counts(bucket).into_iter().map(move |n| (bucket, n))) {
+        let pass = bench.pass(bucket, Fusion::ALL);
+        let n_committed = [0, 37, 64, 130][random.below(4)];
+        let tree = random_tree(&mut random, n_committed, n);
+        let tokens: Vec<u32> = (0..n).map(|_| random.below(c.vocab_size) as u32).collect();
+        bench.set_control(&tree, &tokens);
+
+        bench.run(&pass, |ops| ops.embed(&w.embed_tokens)).await;
+        let x = cpu::embed(bench.matrix(MatrixKind::EmbedTokens), &tokens);
+        close("embed", &bench.read(&s.x, n * c.dim).await, &x, 1e-6);
+
+        // Activations with outliers, as real models have them.
+        let mut x = random.normals(n * c.dim);
+        x[c.dim / 3] = 70_000.0;
+        bench.write(&s.x, &x);
+        let norm = bench.vector(VectorKind::AttnNorm);
+        let h = cpu::norm_quantize(&x, norm, c.rms_norm_eps);
+        let plain_norm = bench.pass(bucket, Fusion::NONE);
+        bench.run(&plain_norm, |ops| ops.norm(&layer.attn_vectors).map(|_| ())).await;
+        close_quantized("norm_quantize", &bench.read_quantized(&s.h, n, c.dim).await, &h);
+
+        let x = random.normals(n * c.dim);
+        bench.write(&s.x, &x);
+        let h = cpu::norm_quantize(&x, norm, c.rms_norm_eps);
+        bench.write_quantized(&s.h, &h);
+        bench.run(&pass, |ops| ops.matmul(&layer.qkv_proj, &layer.attn_vectors, &s.qkv, false)).await;
+        let mut qkv = cpu::matmul(bench.matrix(MatrixKind::QkvProj), &h);
+        close("matmul", &bench.read(&s.qkv, n * c.qkv_dim()).await, &qkv, 2e-6);
+
+        if c.qkv_bias {
+            cpu::add_bias(&mut qkv, bench.vector(VectorKind::QkvBias));
+        }
+        let mut cache = random_cache(&mut random, c);
+        bench.gpu.write(&s.caches[0], 0, bytemuck::cast_slice(&[cache.k.clone(), cache.v.clone()].concat()));
+        let q = cpu::rope_cache(c, &qkv, &cpu::rope_table(c, 256), &tree, &mut cache);
+        for (name, fused) in [("rope_cache", false), ("qkv", true)] {
+            bench.write(&s.q, &vec![9.0; n * c.q_dim()]);
+            bench
+                .run(&pass, |ops| match fused {
+                    true => ops.qkv(&layer.qkv_proj, &layer.attn_vectors, &s.caches[0], false),
+                    false => ops.rope_cache(&layer.attn_vectors, &s.caches[0]),
+                })
+                .await;
+            close(name, &bench.read(&s.q, n * c.q_dim()).await, &q, 2e-6);
+            let got = bench.read(&s.caches[0], cache.k.len()).await;
+            let got: Vec<f32> = bytemuck::cast_slice::<f32, half::f16>(&got).iter().map(|v| v.to_f32()).collect();
+            let want: Vec<f32> =
+                [&cache.k, &cache.v].into_iter().flatten().map(|v| half::f16::from_bits(*v).to_f32()).collect();
+            close(name, &got, &want, 1e-3);
+        }
+
+        bench.run(&pass, |ops| ops.attention(&s.caches[0])).await;
+        bench.run(&pass, |ops| ops.merge()).await;
+        let parts = cpu::attention(c, &q, &cache, &tree);
+        let attn = cpu::merge_quantize(&parts);
+        close_quantized("attention and merge", &bench.read_quantized(&s.attn, n, c.q_dim()).await, &attn);
+
+        let mut sum = x.clone();
+        bench.write(&s.x, &x);
+        bench.write_quantized(&s.attn, &attn);
+        bench.run(&pass, |ops| ops.project(&layer.o_proj, &s.attn)).await;
+        cpu::add_residual(&mut sum, &cpu::matmul(bench.matrix(MatrixKind::OProj), &attn));
+        close("project", &bench.read(&s.x, n * c.dim).await, &sum, 2e-6);
+
+        let gate_up = cpu::matmul(bench.matrix(MatrixKind::GateUpProj), &h);
+        let act = cpu::silu_quantize(&gate_up, c.hidden_dim);
+        bench.run(&pass, |ops| ops.gate_up(&layer.gate_up_proj, &layer.attn_vectors, false)).await;
+        close_quantized("gate_up", &bench.read_quantized(&s.act, n, c.hidden_dim).await, &act);
+        bench.write(&s.gate_up, &gate_up);
+        bench.run(&pass, |ops| ops.silu_quantize()).await;
+        close_quantized("silu_quantize", &bench.read_quantized(&s.act, n, c.hidden_dim).await, &act);
+
+        let mut logits = random.normals(n * c.vocab_size);
+        logits[c.vocab_size / 2] = 8.0;
+        logits[c.vocab_size / 2 + 1] = 8.0;
+        bench.write(&s.logits, &logits);
+        bench.run(&pass, |ops| ops.argmax()).await;
+        bench.run(&pass, |ops| ops.accept()).await;
+        let control = bench.gpu.read(&s.control, 0, size_of::<Control>() as u64).await.unwrap();
+        let control: Control = bytemuck::pod_read_unaligned(&control);
+        let want = cpu::argmax(&logits[(n - 1) * c.vocab_size..]);
+        assert_eq!((control.recent[0], control.n_generated), (want, 1), "argmax and accept");
+        assert_eq!(control.n_committed as usize, tree.n_committed + n, "accept");
+    }
+}
+
+fn random_cache(random: &mut Random, config: &Config) -> KvCache {
+    let mut cache = KvCache::new(config.n_kv_heads, 256, config.head_dim);
+    for half in cache.k.iter_mut().chain(&mut cache.v) {
+        *half = half::f16::from_f32(random.normal()).to_bits();
+    }
+    cache
+}
+
+#[test]
+fn kernels_agree_with_their_twins() {
+    let formats = [Format::Q4Min, Format::Q4, Format::Q8];
+    for (i, config) in shapes().into_iter().enumerate() {
+        let formats = [formats[i], formats[(i + 1) % 3], formats[(i + 2) % 3]];
+        pollster::block_on(check_kernels(config, formats, i == 1, i != 2));
+    }
+}
+
+/// Bits of the residual and of the logits of each node after a whole step.
+async fn bits(bench: &Bench, pass: &Pass, tree: &Tree, tokens: &[u32]) -> Vec<Vec<u32>> {
+    let n = tree.n_nodes();
+    bench.set_control(tree, tokens);
+    let mut ops = Vec::new();
+    forward(&bench.config, &bench.weights, &bench.scratch, pass, &mut |op| ops.push(op)).unwrap();
+    // The step's nodes are set already, and nothing shall be accepted.
+    let last = ops.len() - 1;
+    let ops = ops.into_iter().enumerate().filter(|(i, _)| *i != 0 && *i != last).map(|(_, op)| op).collect();
+    bench.run_ops(ops).await;
+    let x = bench.read(&bench.scratch.x, n * bench.config.dim).await;
+    let logits = bench.read(&bench.scratch.logits, n * bench.config.vocab_size).await;
+    x.chunks(bench.config.dim)
+        .zip(logits.chunks(bench.config.vocab_size))
+        .map(|(x, logits)| x.iter().chain(logits).map(|v| v.to_bits()).collect())
+        .collect()
+}
+
+/// A token's numbers are the same bits in any tree, bucket and plan as in steps of one.
+async fn check_bits(config: Config, formats: [Format; 3]) {
+    let bench = Bench::new(config, formats, false).await;
+    let plain = Bench::new(bench.config.clone(), formats, true).await;
+    let mut random = Random(3);
+    let one_by_one = |bench: &Bench, tree: &Tree, tokens: &[u32], node: usize| {
+        let path: Vec<usize> = (0..tree.n_nodes()).filter(|i| tree.ancestors[node] >> i & 1 == 1).collect();
+        let steps: Vec<(Tree, Vec<u32>)> = path
+            .iter()
+            .enumerate()
+            .map(|(i, &node)| (Tree::chain(tree.n_committed + i, 1), vec![tokens[node]]))
+            .collect();
+        let pass = bench.pass(1, Fusion::NONE);
+        pollster::block_on(async {
+            let mut last = Vec::new();
+            for (tree, tokens) in &steps {
+                last = bits(bench, &pass, tree, tokens).await;
+            }
+            last.remove(0)
+        })
+    };
+    for bucket in BUCKETS {
+        for n in node_counts(bucket) {
+            let tree = random_tree(&mut random, 29, n);
+            let tokens: Vec<u32> = (0..n).map(|_| random.below(bench.config.vocab_size) as u32).collect();
+            let watched = [0, n / 2, n - 1];
+            let want: Vec<_> = watched.iter().map(|&node| one_by_one(&bench, &tree, &tokens, node)).collect();
+            for (bench, fusion) in [(&bench, Fusion::NONE), (&bench, Fusion::ALL), (&plain, Fusion::ALL)] {
+                let got = bits(bench, &bench.pass(bucket, fusion), &tree, &tokens).await;
+                for (want, node) in want.iter().zip(watched) {
+                    assert!(got[node] == *want, "node {node} of {n} in a bucket of {bucket} with {fusion:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tree_has_the_bits_of_steps_of_one() {
+    for config in shapes() {
+        pollster::block_on(check_bits(config, [Format::Q4Min, Format::Q8, Format::Q8]));
+    }
+}
+
+#[test]
+fn the_lanes_are_the_twins() {
+    assert!((0..2000).all(|n_blocks| lanes(n_blocks) == cpu::lanes(n_blocks)));
+}
