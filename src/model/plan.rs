@@ -34,8 +34,9 @@ impl MemoryPlan {
         let weights = |format: Format| -> u64 {
             model.matrices().iter().filter(|matrix| matrix.format == format).map(|matrix| matrix.bytes()).sum()
         };
-        let bias = if config.qkv_bias { config.qkv_dim() } else { 0 };
-        let floats = (config.n_layers * (2 * config.dim + bias) + config.dim) as u64;
+        let bias = if config.qkv_bias { config.qkv_dim() as u64 } else { 0 };
+        let dim = config.dim as u64;
+        let floats = config.n_layers as u64 * (2 * dim + bias) + dim;
         Self {
             context,
             weights_q4: weights(Format::Q4),
