@@ -184,8 +184,9 @@ fn sum_lanes<const LANES: usize>(acc: &[[f32; GROUP]], out: &mut [[f32; GROUP]])
         let mut stride = 1;
         while stride < LANES {
             for i in (0..LANES).step_by(2 * stride) {
-                for row in 0..GROUP {
-                    sums[i][row] += sums[i + stride][row];
+                let other = sums[i + stride];
+                for (sum, other) in sums[i].iter_mut().zip(other) {
+                    *sum += other;
                 }
             }
             stride *= 2;
