@@ -71,12 +71,12 @@ fn damaged_vocabularies() {
         check(merge, gpt2(&["a", "b", "ab"], &[merge]), "the merge");
     }
 
-    let ok = || llama(&["<unk>", "<s>", "</s>", "<0x61>", "b"], &[0.0, 0.0, 0.0, 0.0, -1.0]);
-    assert_eq!(Tokenizer::from_metadata(&ok()).unwrap().encode("a", true).unwrap(), [1, 0, 3]);
+    let ok = || llama(&["<unk>", "<s>", "</s>", "<0x61>", "▁"], &[0.0, 0.0, 0.0, 0.0, -1.0]);
+    assert_eq!(Tokenizer::from_metadata(&ok()).unwrap().encode("a", true).unwrap(), [1, 4, 3]);
     check("no scores", with(ok(), "scores", Value::Uint(1)), "scores is missing");
     check("few scores", with(ok(), "scores", Value::Floats(vec![0.0])), "1 scores for 5 tokens");
     check("NaN", with(ok(), "scores", Value::Floats(vec![0.0, 0.0, 0.0, 0.0, f32::NAN])), "not a number");
-    check("byte", with(ok(), "token_type", Value::Ints(vec![2, 3, 3, 6, 6])), "\"b\" is called a byte");
+    check("byte", with(ok(), "token_type", Value::Ints(vec![2, 3, 3, 6, 6])), "\"▁\" is called a byte");
     let infinite = with(ok(), "scores", Value::Floats(vec![f32::INFINITY, 0.0, f32::NEG_INFINITY, 1e38, -0.0]));
     assert!(Tokenizer::from_metadata(&infinite).is_ok());
 
@@ -156,26 +156,32 @@ fn templates_that_would_never_end() {
         "{{ [1] | tojson(indent=100000000000) }}",
         "{{ 'a'.center(100000000000) }}",
         "{{ '{:>100000000000}'.format(1) }}",
+        "{{ '{:.100000000000f}'.format(1.5) }}",
+        "{{ '{:{}}'.format(1, 100000000000) }}",
+        "{{ '%*d' | format(100000000000, 1) }}",
+        "{{ '%.*f' | format(100000000000, 1.5) }}",
         "{% set ns = namespace(x=[1]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}",
         "{{ range(1000000000000) | list }}",
         "{{ 2 ** 100000000000 }}",
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
+        "{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns ~ '' }}",
+        "{% set a = namespace() %}{% set b = namespace(a=a) %}{% set a.b = b %}{{ a ~ '' }}",
+        "{% set a = namespace() %}{% macro f() %}{{ a }}{% endmacro %}{% set a.f = f %}{{ a ~ '' }}",
+        "{% set ns = namespace(x=messages) %}{% for i in range(100000) %}{% set ns.x = ns.x[0:] %}{% endfor %}{{ ns.x }}",
         "{% include 'default' %}",
         "{% extends 'default' %}",
     ];
-    for bomb in bombs {
+    let doubled = format!("{{% set x = [1] %}}{}{{{{ x ~ '' }}}}", "{% set x = [x, x] %}".repeat(60));
+    for bomb in bombs.into_iter().chain([doubled.as_str()]) {
         let start = Instant::now();
         let result = ChatTemplate::from_source(bomb)
             .and_then(|template| template.render(&[Message::new("user", "x")], &RenderOptions::default()));
-        if let Err(error) = &result {
-            assert!(!error.to_string().contains('\n'), "{bomb}: {error}");
+        match result {
+            Err(error) => assert!(!error.to_string().contains('\n'), "{bomb}: {error}"),
+            Ok(text) => assert!(text.len() < 100 << 20, "{bomb}: {} bytes", text.len()),
         }
-        println!(
-            "{:?} {} {}",
-            start.elapsed(),
-            bomb.get(..90).unwrap_or(bomb),
-            result.map_or_else(|e| e.to_string(), |t| t.len().to_string())
-        );
-        assert!(start.elapsed() < Duration::from_secs(10), "{bomb}");
+        println!("{:?} {bomb}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(5), "{bomb}");
     }
 }
 
