@@ -7,6 +7,7 @@
 //! Everything in a model file is untrusted: vocabularies are checked before the `tokenizers` crate sees them, and
 //! templates run with a budget of work and memory.
 
+mod guard;
 mod merges;
 mod pre_tokenizer;
 mod python;

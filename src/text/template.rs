@@ -4,13 +4,15 @@
 //! trimmed, Python's string methods, loop controls, `raise_exception`, `strftime_now`, `tojson` as `json.dumps`, and
 //! the tag `generation`, which marks what the model wrote and prints nothing itself.
 
-use std::borrow::Cow;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value, context};
 use serde::{Deserialize, Serialize};
 
+use super::guard;
 use super::python::{strftime, tojson};
 use crate::model::Metadata;
 use crate::{Error, Result};
@@ -18,6 +20,19 @@ use crate::{Error, Result};
 /// Work that a template may do, in minijinja's fuel: an instruction or 64 bytes of data cost one. Real templates need
 /// a few hundred a message.
 const FUEL: u64 = 1_000_000;
+
+/// Nested loops and calls of macros a template may be in, in minijinja's measure. Real templates reach ten.
+const MAX_NESTING: usize = 200;
+
+/// The longest source of a template, in bytes; real ones have up to 30,000.
+const MAX_SOURCE: usize = 1 << 18;
+
+/// Values are printed, compared and dropped by recursion, and a source of `MAX_SOURCE` can nest them as deep as this
+/// stack allows.
+const STACK: usize = 256 << 20;
+
+/// What fuel does not measure, such as comparing lists whose items are one and the same list, ends here.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// The name of the template for conversations with tools, where a model has a separate one.
 const TOOL_USE: &str = "tool_use";
@@ -92,13 +107,22 @@ impl ChatTemplate {
     }
 
     fn add(&mut self, name: &'static str, source: &str) -> Result<()> {
-        let source = without_generation_tags(source).into_owned();
-        self.environment.add_template_owned(name, source).map_err(|error| {
-            Error::ModelFormat(format!(
-                "the model's chat template is not valid ({}): send the prompt without a template, or use another model",
-                describe(&error)
-            ))
-        })
+        if source.len() > MAX_SOURCE {
+            return Err(Error::ModelFormat(format!(
+                "the model's chat template is absurdly long ({} bytes): send the prompt without a template, or use \
+                 another model",
+                source.len()
+            )));
+        }
+        guard::rewrite(source, self.environment.syntax())
+            .and_then(|source| self.environment.add_template_owned(name, source))
+            .map_err(|error| {
+                Error::ModelFormat(format!(
+                    "the model's chat template is not valid ({}): send the prompt without a template, or use another \
+                     model",
+                    describe(&error)
+                ))
+            })
     }
 
     /// The conversation as one string, to be encoded without adding BOS and EOS: the template spells them.
@@ -107,16 +131,15 @@ impl ChatTemplate {
     /// [`Error::BadInput`] if the template refuses the conversation, such as one in which the roles do not alternate;
     /// [`Error::ModelFormat`] if the template fails, or does more work than any template needs.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
-        let mut environment = Cow::Borrowed(&self.environment);
+        let mut environment = self.environment.clone();
         let input: usize = messages.iter().map(|message| message.content.len()).sum();
         // Long conversations cost more: each byte of input pays for 64 bytes of copies.
-        environment.to_mut().set_fuel(Some(FUEL + input as u64));
+        environment.set_fuel(Some(FUEL + input as u64));
         if let Some(now) = options.now {
-            environment.to_mut().add_function("strftime_now", move |format: &str| strftime(format, now));
+            environment.add_function("strftime_now", move |format: &str| strftime(format, now));
         }
-        let failed = |error: minijinja::Error| failure(&error);
-        let name = if options.tools.is_empty() { DEFAULT } else { TOOL_USE };
-        let template = environment.get_template(name).or_else(|_| environment.get_template(DEFAULT)).map_err(failed)?;
+        let has_tool_use = !options.tools.is_empty() && environment.get_template(TOOL_USE).is_ok();
+        let name = if has_tool_use { TOOL_USE } else { DEFAULT };
         let tools = if options.tools.is_empty() { Value::from(()) } else { Value::from(Serde(options.tools)) };
         let context = context! {
             messages => Value::from(Serde(messages)),
@@ -126,7 +149,26 @@ impl ChatTemplate {
             bos_token => options.bos,
             eos_token => options.eos,
         };
-        template.render(context).map_err(failed)
+        aside(move || {
+            let template = environment.get_template(name).map_err(|error| failure(&error))?;
+            template.render(context.clone()).map_err(|error| failure(&error))
+        })
+    }
+}
+
+/// Runs `work` on a thread with a large stack, and for a limited time; where there are no threads, here.
+fn aside(work: impl Fn() -> Result<String> + Send + Sync + 'static) -> Result<String> {
+    let work = std::sync::Arc::new(work);
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let there = work.clone();
+    let thread = std::thread::Builder::new().name("chat template".into()).stack_size(STACK).spawn(move || {
+        // The receiver is gone if the time is up.
+        let _ = sender.send(there());
+    });
+    match thread {
+        Err(_) => work(),
+        // The thread cannot be stopped; it runs on until its fuel, or the process, ends.
+        Ok(_) => receiver.recv_timeout(TIME_LIMIT).unwrap_or_else(|_| Err(endless())),
     }
 }
 
@@ -142,8 +184,10 @@ fn environment() -> Environment<'static> {
     }
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_recursion_limit(MAX_NESTING);
+    environment.set_unknown_method_callback(guard::method);
     environment.add_filter("tojson", tojson);
+    guard::install(&mut environment);
     // Python's strings are sequences too, and templates ask.
     environment.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
@@ -156,36 +200,6 @@ fn environment() -> Environment<'static> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.to_owned()).with_source(raised))
     });
     environment
-}
-
-/// `source` with the tag `generation`, which minijinja does not know, made a condition that always holds.
-fn without_generation_tags(source: &str) -> Cow<'_, str> {
-    if !source.contains("generation") {
-        return Cow::Borrowed(source);
-    }
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at + 2);
-        out.push_str(before);
-        let name = tag.trim_start_matches(['-', '+']).trim_start();
-        let replacement = |word: &str| {
-            let after = name.strip_prefix(word)?;
-            let end = after.trim_start().trim_start_matches(['-', '+']);
-            end.starts_with("%}").then_some(after)
-        };
-        let found = replacement("generation").map(|after| ("if true", after));
-        match found.or_else(|| replacement("endgeneration").map(|after| ("endif", after))) {
-            Some((instead, after)) => {
-                out.push_str(&tag[..tag.len() - name.len()]);
-                out.push_str(instead);
-                rest = after;
-            }
-            None => rest = tag,
-        }
-    }
-    out.push_str(rest);
-    Cow::Owned(out)
 }
 
 /// The engine's error for a template that failed.
@@ -201,16 +215,20 @@ fn failure(error: &minijinja::Error) -> Error {
         source = cause.source();
     }
     if error.kind() == ErrorKind::OutOfFuel {
-        return Error::ModelFormat(
-            "the model's chat template does more work than any template needs: send the prompt without a template, or \
-             use another model"
-                .into(),
-        );
+        return endless();
     }
     Error::ModelFormat(format!(
         "the model's chat template failed ({}): send the prompt without a template, or use another model",
         describe(error)
     ))
+}
+
+fn endless() -> Error {
+    Error::ModelFormat(
+        "the model's chat template does more work than any template needs: send the prompt without a template, or use \
+         another model"
+            .into(),
+    )
 }
 
 fn describe(error: &minijinja::Error) -> String {
