@@ -237,7 +237,10 @@ impl Engine {
             mode: how.mode,
         };
         let mut text = String::new();
-        let mut stream = TextStream::continuing(&self.tokenizer);
+        let mut stream = match prompt {
+            Prompt::Raw(_) => TextStream::continuing(&self.tokenizer),
+            Prompt::Chat(_) => TextStream::new(&self.tokenizer),
+        };
         let mut on_tokens = |new: &[u32]| {
             let known = text.len();
             let shown = new.iter().filter(|token| !end_tokens.contains(token));

@@ -1,119 +1,161 @@
-//! The same tokens and the same bits, whatever the plan, the bucket and the mode.
+//! The same tokens, whatever the plan, the mode, the limits, the backend's features and what the cache held before.
+
+mod common;
 
 use std::ops::ControlFlow;
 
-use forerun::decoder::{FusionChoice, GpuDecoder, Mode, Request, Weights};
-use forerun::gpu::{Gpu, GpuOptions};
-use forerun::model::{Architecture, Blocks, Config, Format, MatrixInfo, MatrixKind, RopePairs, VectorKind, WeightSink};
+use common::TinyModel;
+use forerun::cpu::{CpuModel, CpuWeights};
+use forerun::decoder::{Finish, FusionChoice, GpuDecoder, Mode, Request, Weights};
+use forerun::gpu::{Gpu, GpuOptions, LimitsRequest};
+use forerun::model::{Architecture, BytesSource, GgmlType, Model, ModelOptions, STAGING};
 
-fn tiny() -> Config {
-    Config {
-        architecture: Architecture::Llama,
-        dim: 96,
-        hidden_dim: 160,
-        n_layers: 3,
-        n_heads: 6,
-        n_kv_heads: 2,
-        head_dim: 16,
-        vocab_size: 300,
-        max_seq_len: 256,
-        rms_norm_eps: 1e-5,
-        rope_frequencies: (0..8).map(|i| 10000f64.powf(-(i as f64) / 8.0)).collect(),
-        rope_pairs: RopePairs::Adjacent,
-        qkv_bias: true,
-        tied_head: true,
-    }
+fn models() -> Vec<TinyModel> {
+    let base = TinyModel { tied_head: false, vocab_size: 320, max_seq_len: 192, ..TinyModel::default() };
+    vec![
+        TinyModel { layers: vec![GgmlType::Q4_1, GgmlType::Q8_0], ..base.clone() },
+        TinyModel {
+            architecture: Architecture::Qwen2,
+            dim: 96,
+            hidden_dim: 160,
+            n_heads: 4,
+            head_dim: 24,
+            n_layers: 3,
+            n_kv_heads: 1,
+            layers: vec![GgmlType::Q4_0],
+            seed: 5,
+            ..base.clone()
+        },
+    ]
 }
 
-fn random_blocks(format: Format, n_rows: usize, n_cols: usize, seed: &mut u64) -> Blocks {
-    let n = n_rows * n_cols / 32;
-    let mut next = || {
-        *seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (*seed >> 33) as u32
-    };
-    let codes = (0..n * format.code_words()).map(|_| next() ^ (next() << 8)).collect();
-    let f16 = |x: f32| half::f16::from_f32(x).to_bits() as u32;
-    let s = match format {
-        Format::Q8 => 0.001,
-        _ => 0.015,
-    };
-    let scales = (0..format.scale_words(n))
-        .map(|_| {
-            let a = s * (0.5 + (next() % 100) as f32 / 100.0);
-            match format {
-                Format::Q4Min => f16(a) | f16(-7.5 * a) << 16,
-                _ => f16(a) | f16(a * 1.1) << 16,
-            }
-        })
-        .collect();
-    Blocks { format, n_rows, n_cols, codes, scales }
+async fn open(tiny: &TinyModel) -> (BytesSource, Model) {
+    let source = BytesSource::new("tiny.gguf", tiny.build());
+    let model = Model::open(&source, &ModelOptions::default()).await.unwrap();
+    (source, model)
 }
 
-async fn decoder(gpu: &Gpu, fusion: FusionChoice) -> GpuDecoder {
-    let c = tiny();
-    let mut infos = vec![MatrixInfo {
-        kind: MatrixKind::EmbedTokens,
-        layer: 0,
-        n_rows: c.vocab_size,
-        n_cols: c.dim,
-        format: Format::Q8,
-    }];
-    for layer in 0..c.n_layers {
-        let f = [Format::Q4, Format::Q4Min, Format::Q8][layer];
-        infos.push(MatrixInfo { kind: MatrixKind::QkvProj, layer, n_rows: c.qkv_dim(), n_cols: c.dim, format: f });
-        infos.push(MatrixInfo { kind: MatrixKind::OProj, layer, n_rows: c.dim, n_cols: c.q_dim(), format: f });
-        infos.push(MatrixInfo {
-            kind: MatrixKind::GateUpProj,
-            layer,
-            n_rows: 2 * c.hidden_dim,
-            n_cols: c.dim,
-            format: f,
-        });
-        infos.push(MatrixInfo { kind: MatrixKind::DownProj, layer, n_rows: c.dim, n_cols: c.hidden_dim, format: f });
-    }
-    let mut weights = Weights::new(gpu, &c, &infos).await.unwrap();
-    let mut seed = 7;
-    for info in &infos {
-        let b = random_blocks(info.format, info.n_rows, info.n_cols, &mut seed);
-        weights.rows(info, 0, b).await.unwrap();
-    }
-    for layer in 0..c.n_layers {
-        weights.vector(VectorKind::AttnNorm, layer, vec![1.0; c.dim]).await.unwrap();
-        weights.vector(VectorKind::MlpNorm, layer, vec![1.0; c.dim]).await.unwrap();
-        weights
-            .vector(VectorKind::QkvBias, layer, (0..c.qkv_dim()).map(|i| (i % 7) as f32 * 0.1).collect())
-            .await
-            .unwrap();
-    }
-    weights.vector(VectorKind::Norm, 0, vec![1.0; c.dim]).await.unwrap();
-    GpuDecoder::new(gpu, &c, weights, 256, fusion).await.unwrap()
+async fn decoder(gpu: &Gpu, tiny: &TinyModel, fusion: FusionChoice, max_binding: u64) -> GpuDecoder {
+    let (source, model) = open(tiny).await;
+    let mut weights = Weights::split(gpu, &model.config, model.matrices(), max_binding).await.unwrap();
+    model.stream(&source, STAGING, &mut weights).await.unwrap();
+    GpuDecoder::new(gpu, &model.config, weights, 192, fusion).await.unwrap()
+}
+
+async fn generate(decoder: &mut GpuDecoder, prompt: &[u32], max_tokens: usize, mode: Mode) -> Vec<u32> {
+    let request = Request { prompt, max_tokens, end_tokens: &[], mode };
+    let made = decoder.gpu().created();
+    let generated = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
+    assert_eq!(made, decoder.gpu().created(), "decoding makes no buffer and no bind group");
+    generated.tokens
+}
+
+fn prompt(n: u32) -> Vec<u32> {
+    (0..n).map(|i| (i * 37 + 11) % 300).collect()
 }
 
 #[test]
-fn plans_and_modes_agree() {
+fn plans_modes_limits_and_features_agree() {
+    pollster::block_on(async {
+        for tiny in models() {
+            let mut answers = Vec::new();
+            for limits in [LimitsRequest::Default, LimitsRequest::Adapter] {
+                for plain in [false, true] {
+                    let gpu = Gpu::new(GpuOptions { limits, plain }).await.unwrap();
+                    // A table of 320 rows, split as the large tables of real models are by default limits.
+                    let max_binding = if limits == LimitsRequest::Default { 10_000 } else { u64::MAX };
+                    for fusion in [FusionChoice::None, FusionChoice::All] {
+                        let mut decoder = decoder(&gpu, &tiny, fusion, max_binding).await;
+                        assert_eq!(decoder.left_out(), [] as [String; 0]);
+                        for mode in [Mode::Greedy, Mode::Loop] {
+                            answers.push(generate(&mut decoder, &prompt(75), 64, mode).await);
+                        }
+                    }
+                }
+            }
+            assert_eq!(answers[0].len(), 64);
+            assert!(answers.iter().all(|tokens| *tokens == answers[0]));
+            let distinct: std::collections::HashSet<_> = answers[0].iter().collect();
+            assert!(distinct.len() > 4, "the model's text is too dull to tell anything: {:?}", answers[0]);
+        }
+    });
+}
+
+#[test]
+fn a_reused_prefix_and_an_aborted_request_change_nothing() {
     pollster::block_on(async {
         let gpu = Gpu::new(GpuOptions::default()).await.unwrap();
-        println!("{:?}", gpu.adapter());
-        let prompt: Vec<u32> = (0..75).map(|i| (i * 37 + 11) % 300).collect();
-        let mut all = Vec::new();
-        for fusion in [FusionChoice::None, FusionChoice::All, FusionChoice::Auto] {
-            let mut decoder = decoder(&gpu, fusion).await;
-            println!(
-                "{fusion:?}: {:?} {} dispatches, left out {:?}",
-                decoder.fusion(),
-                decoder.dispatches_per_step(),
-                decoder.left_out()
-            );
-            for mode in [Mode::Greedy, Mode::Loop] {
-                let request = Request { prompt: &prompt, max_tokens: 64, end_tokens: &[], mode };
-                let before = gpu.created();
-                let got = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
-                assert_eq!(before, gpu.created());
-                println!("{mode:?} {got:?}");
-                all.push(got.tokens);
+        let tiny = &models()[1];
+        let mut decoder = decoder(&gpu, tiny, FusionChoice::Auto, u64::MAX).await;
+        let first = generate(&mut decoder, &prompt(50), 20, Mode::Loop).await;
+        let longer = [prompt(50), first.clone(), prompt(9)].concat();
+        let reused = generate(&mut decoder, &longer, 16, Mode::Loop).await;
+        assert_eq!(generate(&mut decoder, &prompt(50), 20, Mode::Greedy).await, first);
+
+        // Broken off before the first token, in prefill and in the middle.
+        for stop_at in [0, 1, 2, 5] {
+            let mut calls = 0;
+            let request = Request { prompt: &prompt(70), max_tokens: 40, end_tokens: &[], mode: Mode::Loop };
+            let generated = decoder
+                .generate(&request, &mut |_| {
+                    calls += 1;
+                    if calls > stop_at { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                })
+                .await
+                .unwrap();
+            assert_eq!(generated.finish, None);
+            assert_eq!(generate(&mut decoder, &longer, 16, Mode::Loop).await, reused);
+        }
+    });
+}
+
+#[test]
+fn ends_at_end_tokens_limits_and_the_end_of_the_context() {
+    pollster::block_on(async {
+        let gpu = Gpu::new(GpuOptions::default()).await.unwrap();
+        let tiny = &models()[0];
+        let mut decoder = decoder(&gpu, tiny, FusionChoice::None, u64::MAX).await;
+        let text = generate(&mut decoder, &prompt(40), 40, Mode::Loop).await;
+        let end = text[17];
+        let at = text.iter().position(|token| *token == end).unwrap();
+        for mode in [Mode::Greedy, Mode::Loop] {
+            let request = Request { prompt: &prompt(40), max_tokens: 40, end_tokens: &[319, end], mode };
+            let ended = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
+            assert_eq!((ended.tokens.as_slice(), ended.finish), (&text[..=at], Some(Finish::EndToken)));
+        }
+        let request = Request { prompt: &prompt(150), max_tokens: 1000, end_tokens: &[], mode: Mode::Loop };
+        let full = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
+        assert_eq!((full.tokens.len(), full.finish), (42, Some(Finish::Length)));
+        for (prompt, why) in [(prompt(192), "context"), (vec![], "empty"), (vec![5000], "vocabulary")] {
+            let request = Request { prompt: &prompt, max_tokens: 1, end_tokens: &[], mode: Mode::Loop };
+            let error = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    });
+}
+
+#[test]
+fn the_gpu_agrees_with_the_cpu_twins() {
+    pollster::block_on(async {
+        let gpu = Gpu::new(GpuOptions::default()).await.unwrap();
+        for tiny in models() {
+            let (source, model) = open(&tiny).await;
+            let mut weights = CpuWeights::new(model.config.clone());
+            model.stream(&source, STAGING, &mut weights).await.unwrap();
+            let mut cpu = CpuModel::new(weights, 192).unwrap();
+            let mut decoder = decoder(&gpu, &tiny, FusionChoice::All, u64::MAX).await;
+            let (mut theirs, mut ours) = (Vec::new(), Vec::new());
+            let keep = |into: &mut Vec<Vec<f32>>, logits: &[f32]| {
+                into.push(logits.to_vec());
+                ControlFlow::Continue(())
+            };
+            cpu.score(&prompt(150), &mut |_, logits| keep(&mut theirs, logits)).unwrap();
+            decoder.score(&prompt(150), &mut |_, logits| keep(&mut ours, logits)).await.unwrap();
+            for (ours, theirs) in ours.iter().zip(&theirs) {
+                let spread = theirs.iter().fold(0f32, |most, v| most.max(v.abs()));
+                let apart = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+                assert!(apart < 0.03 * spread, "logits of {spread} differ by {apart}");
             }
         }
-        assert!(all.iter().all(|tokens| tokens == &all[0]));
-        assert_eq!(all[0].len(), 64);
     });
 }

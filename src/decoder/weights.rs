@@ -72,9 +72,19 @@ impl Weights {
     /// [`Error::OutOfMemory`] where the device has no room; [`Error::Unsupported`] where a layer's matrix is larger
     /// than a binding may be.
     pub async fn new(gpu: &Gpu, config: &Config, matrices: &[MatrixInfo]) -> Result<Weights> {
+        Weights::split(gpu, config, matrices, u64::MAX).await
+    }
+
+    /// The same, with the embedding table and the head in parts of at most `max_binding` bytes, for tests.
+    ///
+    /// # Errors
+    /// As [`Weights::new`].
+    pub async fn split(gpu: &Gpu, config: &Config, matrices: &[MatrixInfo], max_binding: u64) -> Result<Weights> {
         let mut made = HashMap::new();
         for info in matrices {
-            made.insert((info.kind, info.layer), Matrix::new(gpu, info).await?);
+            let outside = matches!(info.kind, MatrixKind::EmbedTokens | MatrixKind::LmHead);
+            let max_binding = if outside { max_binding } else { u64::MAX };
+            made.insert((info.kind, info.layer), Matrix::new(gpu, info, max_binding).await?);
         }
         let mut take = |kind, layer| {
             let missing = || Error::ModelFormat(format!("the model has no {kind:?} in layer {layer}"));
@@ -176,10 +186,10 @@ impl WeightSink for Weights {
 }
 
 impl Matrix {
-    async fn new(gpu: &Gpu, info: &MatrixInfo) -> Result<Matrix> {
+    async fn new(gpu: &Gpu, info: &MatrixInfo, max_binding: u64) -> Result<Matrix> {
         let n_blocks = info.n_cols / crate::model::BLOCK;
         let row_bytes = 4 * n_blocks * info.format.code_words();
-        let most = gpu.adapter().max_binding.min(gpu.adapter().max_buffer) as usize / row_bytes;
+        let most = gpu.adapter().max_binding.min(gpu.adapter().max_buffer).min(max_binding) as usize / row_bytes;
         // Parts of an even number of rows keep the packed scales of a part whole words.
         let part_rows = if info.n_rows <= most { info.n_rows } else { (most & !1).max(2) };
         let mut parts = Vec::new();
