@@ -20,7 +20,11 @@ fn multiply_rows(group: u32, lid: u32, n_nodes: u32) {
     first_block[r] = min(row_of(group, r * GROUPS + member), N_ROWS - 1u) * N_BLOCKS;
   }
   for (var tile = 0u; tile < n_nodes; tile += TILE) {
+    // Written out, since not every driver clears a variable again for each turn of a loop.
     var acc: array<f32, SUMS>;
+    for (var i = 0u; i < SUMS; i++) {
+      acc[i] = 0.0;
+    }
     for (var block = lane; block < N_BLOCKS; block += LANES) {
       var w: array<Weights, ROWS>;
       for (var r = 0u; r < ROWS; r++) {

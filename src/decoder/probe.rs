@@ -10,7 +10,7 @@ use crate::gpu::now_ms;
 
 /// Tokens that the probe runs on a device of its own kind and on a program that plays a GPU.
 const PROBE_TOKENS: usize = 33;
-const PROBE_TOKENS_SOFTWARE: usize = 6;
+const PROBE_TOKENS_SOFTWARE: usize = 10;
 
 /// The residual of each token, and the best logits behind it where the step has a head.
 struct Trace {
