@@ -140,7 +140,7 @@ pub struct PerplexityArgs {
     /// The text, in UTF-8
     pub file: PathBuf,
     /// Read at most this many tokens of the text
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_1)]
     pub max_tokens: Option<NonZeroUsize>,
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -154,7 +154,7 @@ pub struct PerplexityArgs {
 #[derive(Debug, Args)]
 pub struct AnswerArgs {
     /// The most tokens of an answer [default: to the end of the context]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_1)]
     pub max_tokens: Option<NonZeroUsize>,
     /// How the program waits for the GPU; the tokens are the same
     #[arg(long, value_enum, default_value_t = ModeChoice::Loop)]
@@ -244,6 +244,10 @@ impl EngineArgs {
     }
 }
 
+fn at_least_1(text: &str) -> Result<NonZeroUsize, &'static str> {
+    text.parse().map_err(|_| "give a number from 1 on")
+}
+
 /// Prints help where it was asked for, and what is wrong with the arguments in one sentence where it was not.
 pub fn explain(error: &clap::Error) -> ExitCode {
     if matches!(
@@ -258,7 +262,7 @@ pub fn explain(error: &clap::Error) -> ExitCode {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let told: Vec<&str> =
         lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information")).collect();
-    let told = told.join(" ");
+    let told = told.join(" ").replace(" tip: ", "; tip: ");
     let told = told.strip_prefix("error: ").unwrap_or(&told);
     let words: Vec<String> = std::env::args().skip(1).take(1).filter(|word| !word.starts_with('-')).collect();
     let command = match words.first() {

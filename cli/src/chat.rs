@@ -143,8 +143,8 @@ fn turn(engine: &mut Engine, conversation: &mut Conversation, text: &str, args: 
     conversation.messages.push(Message::new("user", text));
     let dropped = conversation.make_room(engine)?;
     if dropped > 0 {
-        let turns = format::things(dropped, "turn");
-        say(&format!("note: the context is full, so the oldest {turns} of this conversation had to be forgotten"));
+        let turns = if dropped == 1 { "turn".into() } else { format::things(dropped, "turn") };
+        say(&format!("note: the context is full, so the oldest {turns} of the conversation had to be forgotten"));
     }
     let (completion, interrupted) = run::answer(engine, Prompt::Chat(&conversation.messages), &args.answer, true)?;
     if is_person {

@@ -105,9 +105,10 @@ impl From<MemoryPlan> for MemoryReport {
 /// Shows the file.
 pub fn inspect(args: &InspectArgs) -> Outcome {
     let source = load::open(&args.model)?;
-    let model = pollster::block_on(Model::open(&source, &ModelOptions::default()))?;
-    let tokenizer = Tokenizer::from_metadata(&model.metadata)?;
-    let template = ChatTemplate::from_metadata(&model.metadata)?;
+    let model = pollster::block_on(Model::open(&source, &ModelOptions::default()))
+        .map_err(|error| load::about(&args.model, error))?;
+    let tokenizer = Tokenizer::from_metadata(&model.metadata).map_err(|error| load::about(&args.model, error))?;
+    let template = ChatTemplate::from_metadata(&model.metadata).map_err(|error| load::about(&args.model, error))?;
     let config = &model.config;
     let context = context_length(config, args.context)?;
     let report = Report {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use forerun::Error;
 use forerun::model::FileSource;
 use forerun::session::{Engine, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -64,6 +65,15 @@ fn known(folders: &[PathBuf]) -> Vec<String> {
     names
 }
 
+/// An error about a model file, with the file's name in front.
+pub fn about(model: &str, error: Error) -> Failure {
+    match error {
+        Error::ModelFormat(text) => Error::ModelFormat(format!("{model}: {text}")).into(),
+        Error::Unsupported(text) => Error::Unsupported(format!("{model}: {text}")).into(),
+        other => other.into(),
+    }
+}
+
 /// Loads a model, showing how far it is.
 pub fn load(model: &str, args: &EngineArgs) -> Outcome<Engine> {
     let source = open(model)?;
@@ -87,7 +97,7 @@ pub fn load(model: &str, args: &EngineArgs) -> Outcome<Engine> {
     if let Some(bar) = bar.take() {
         bar.finish_and_clear();
     }
-    let engine = loaded?;
+    let engine = loaded.map_err(|error| about(model, error))?;
     for sentence in engine.gpu_decoder().map_or(&[][..], |decoder| decoder.left_out()) {
         say(&format!("note: {sentence}"));
     }

@@ -34,12 +34,15 @@ pub fn perplexity(args: &PerplexityArgs) -> Outcome {
     let text = std::fs::read_to_string(&args.file).map_err(|error| {
         Failure::Input(format!("cannot read {name} ({error}): give the path of a text file in UTF-8"))
     })?;
+    if text.is_empty() {
+        return Err(Failure::Input(format!("{name} is empty: give a file with some text")));
+    }
     let mut engine = load::load(&args.model, &args.engine)?;
     let mut ids = engine.tokenizer().encode(&text, true)?;
     ids.truncate(args.max_tokens.map_or(usize::MAX, usize::from));
     if ids.len() < 2 {
         return Err(Failure::Input(format!(
-            "{name} gives {}: at least 2 are needed",
+            "{name} gives {}: give one with more text, as the first of them is not predicted",
             format::things(ids.len(), "token")
         )));
     }
