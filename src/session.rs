@@ -218,7 +218,8 @@ impl Engine {
         }
     }
 
-    /// Answers a prompt; `on_text` gets the text as it comes, whole characters only, and may break off.
+    /// Answers a prompt; `on_text` gets the text as it comes, whole characters only and now and then an empty piece,
+    /// and may break off.
     ///
     /// # Errors
     /// As [`Engine::tokens`], [`GpuDecoder::generate`].
@@ -245,7 +246,7 @@ impl Engine {
             let known = text.len();
             let shown = new.iter().filter(|token| !end_tokens.contains(token));
             shown.for_each(|token| text.push_str(&stream.push(*token)));
-            if text.len() > known { on_text(&text[known..]) } else { ControlFlow::Continue(()) }
+            on_text(&text[known..])
         };
         let generated = match &mut self.backend {
             Backend::Gpu(decoder) => decoder.generate(&request, &mut on_tokens).await?,
@@ -275,8 +276,11 @@ impl Engine {
     }
 }
 
-/// The context to make room for.
-fn context_length(config: &Config, asked: Option<usize>) -> Result<usize> {
+/// The context to make room for: what was asked for, or the default.
+///
+/// # Errors
+/// [`Error::BadInput`] for a context the model cannot hold.
+pub fn context_length(config: &Config, asked: Option<usize>) -> Result<usize> {
     match asked {
         None => Ok(config.max_seq_len.min(DEFAULT_CONTEXT)),
         Some(context) if context < 2 || context > config.max_seq_len => Err(Error::BadInput(format!(

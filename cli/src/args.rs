@@ -1,0 +1,273 @@
+//! The commands and their options.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use forerun::decoder::{FusionChoice, Mode};
+use forerun::gpu::LimitsRequest;
+use forerun::session::{BackendChoice, EngineOptions};
+
+use crate::failure::Failure;
+
+const MODEL_HELP: &str = "A .gguf file, or the name of one in ./models or in $FORERUN_MODELS";
+
+/// Run language models on the GPU.
+#[derive(Debug, Parser)]
+#[command(
+    name = "forerun",
+    version,
+    max_term_width = 100,
+    after_help = "\
+Models are GGUF files of the architectures llama (Llama 2 and 3, SmolLM2) and qwen2 (Qwen2, Qwen2.5).
+
+Example:
+  forerun run smollm2-135m -p \"Why is the sky blue?\""
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Run(RunArgs),
+    Chat(ChatArgs),
+    Inspect(InspectArgs),
+    Perplexity(PerplexityArgs),
+}
+
+impl Command {
+    /// Whether the command will open a GPU.
+    pub fn uses_gpu(&self) -> bool {
+        let engine = match self {
+            Command::Run(args) => &args.engine,
+            Command::Chat(args) => &args.engine,
+            Command::Perplexity(args) => &args.engine,
+            Command::Inspect(_) => return false,
+        };
+        engine.backend == Backend::Gpu
+    }
+}
+
+/// Answer one prompt
+///
+/// The answer goes to stdout as it comes, its statistics to stderr. Ctrl-C ends the answer.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forerun run smollm2-135m -p \"Why is the sky blue?\" --max-tokens 100
+  git diff | forerun run qwen2.5-0.5b --system \"Summarise this change in a line.\" -p -")]
+pub struct RunArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: String,
+    /// What to ask; `-` reads it from stdin (without a last line break)
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: String,
+    /// What the model shall be, in front of the conversation
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub system: Option<String>,
+    /// Continue the text as it stands, without the model's chat template
+    #[arg(long)]
+    pub raw: bool,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Print one JSON object instead: text, tokens (their ids), prompt_tokens, finish_reason (stop, length or abort),
+    /// backend, adapter, mode, steps, dispatches_per_step, ttft_ms, decode_ms_per_token
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Have a conversation
+///
+/// A line is a message; in a pipe, the lines of stdin are the messages. Ctrl-C ends an answer.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+While chatting: /clear forgets the conversation, /help lists these words, /exit leaves.
+
+Example:
+  forerun chat qwen2.5-0.5b --system \"You answer in one sentence.\"")]
+pub struct ChatArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: String,
+    /// What the model shall be, in front of the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Show what a model file holds and what it would take in memory
+///
+/// Shapes, tokenizer and tensors, how each matrix would be held, and the bytes of weights, cache and scratch. Needs no
+/// GPU.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  forerun inspect qwen2.5-0.5b --context 8192")]
+pub struct InspectArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: String,
+    /// Plan the memory for this many tokens [default: 4096, or what the model was trained for]
+    #[arg(long, value_name = "N")]
+    pub context: Option<usize>,
+    /// List every tensor, not one line for those of all layers
+    #[arg(long)]
+    pub tensors: bool,
+    /// Print one JSON object instead, with every tensor and matrix, in bytes
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Measure how well a model predicts a text
+///
+/// Perplexity is the exponential of the mean negative log-likelihood of the text's tokens, each predicted from those in
+/// front of it in a window as long as the context.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  forerun perplexity smollm2-135m book.txt --context 512 --max-tokens 4096")]
+pub struct PerplexityArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: String,
+    /// The text, in UTF-8
+    pub file: PathBuf,
+    /// Read at most this many tokens of the text
+    #[arg(long, value_name = "N", value_parser = at_least_1)]
+    pub max_tokens: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Print one JSON object instead: tokens (how many were predicted), perplexity, ids (the text's tokens), and for
+    /// each predicted one nll and top1 (the token the model held most probable there)
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How to answer.
+#[derive(Debug, Args)]
+pub struct AnswerArgs {
+    /// The most tokens of an answer [default: to the end of the context]
+    #[arg(long, value_name = "N", value_parser = at_least_1)]
+    pub max_tokens: Option<NonZeroUsize>,
+    /// How the program waits for the GPU; the tokens are the same
+    #[arg(long, value_enum, default_value_t = ModeChoice::Loop)]
+    pub mode: ModeChoice,
+}
+
+/// Where and how a model runs.
+#[derive(Debug, Args)]
+pub struct EngineArgs {
+    /// Tokens the context holds [default: 4096, or what the model was trained for]
+    #[arg(long, value_name = "N")]
+    pub context: Option<usize>,
+    /// Where the model runs
+    #[arg(long, value_enum, default_value_t = Backend::Gpu)]
+    pub backend: Backend,
+    /// The limits to ask of the GPU
+    #[arg(long, value_enum, default_value_t = Limits::Adapter)]
+    pub limits: Limits,
+    /// Which operations share a kernel; the tokens are the same
+    #[arg(long, value_enum, default_value_t = Fusion::Auto)]
+    pub fusion: Fusion,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ModeChoice {
+    /// A readback after each token
+    Greedy,
+    /// Windows of several steps, two of them in flight
+    Loop,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    /// On the GPU
+    Gpu,
+    /// On the CPU
+    Cpu,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Limits {
+    /// What WebGPU promises everywhere
+    Default,
+    /// All that the adapter offers
+    Adapter,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Fusion {
+    /// Time both plans and take the faster
+    Auto,
+    /// A kernel for each operation
+    None,
+    /// As few dispatches as there can be
+    All,
+}
+
+impl From<ModeChoice> for Mode {
+    fn from(mode: ModeChoice) -> Self {
+        match mode {
+            ModeChoice::Greedy => Mode::Greedy,
+            ModeChoice::Loop => Mode::Loop,
+        }
+    }
+}
+
+impl EngineArgs {
+    /// The engine's own options.
+    pub fn options(&self) -> EngineOptions {
+        EngineOptions {
+            context: self.context,
+            backend: match self.backend {
+                Backend::Gpu => BackendChoice::Gpu,
+                Backend::Cpu => BackendChoice::Cpu,
+            },
+            limits: match self.limits {
+                Limits::Default => LimitsRequest::Default,
+                Limits::Adapter => LimitsRequest::Adapter,
+            },
+            fusion: match self.fusion {
+                Fusion::Auto => FusionChoice::Auto,
+                Fusion::None => FusionChoice::None,
+                Fusion::All => FusionChoice::All,
+            },
+            ..EngineOptions::default()
+        }
+    }
+}
+
+fn at_least_1(text: &str) -> Result<NonZeroUsize, &'static str> {
+    text.parse().map_err(|_| "give a number from 1 on")
+}
+
+/// Prints help where it was asked for, and what is wrong with the arguments in one sentence where it was not.
+pub fn explain(error: &clap::Error) -> ExitCode {
+    if matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
+        // A closed pipe is no reason to complain about help.
+        let _ = error.print();
+        return ExitCode::from(error.exit_code() as u8);
+    }
+    let text = error.render().to_string();
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let told: Vec<&str> =
+        lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information")).collect();
+    let told = told.join(" ").replace(" tip: ", "; tip: ");
+    let told = told.strip_prefix("error: ").unwrap_or(&told);
+    let words: Vec<String> = std::env::args().skip(1).take(1).filter(|word| !word.starts_with('-')).collect();
+    let command = match words.first() {
+        Some(word) if error.kind() != ErrorKind::InvalidSubcommand => format!("forerun {word} --help"),
+        _ => "forerun --help".into(),
+    };
+    Failure::Input(format!("{}; see `{command}`", told.trim_end_matches('.'))).report()
+}

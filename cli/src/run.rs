@@ -1,0 +1,141 @@
+//! `forerun run`: one prompt, one answer.
+
+use std::io::{self, IsTerminal, Read};
+use std::ops::ControlFlow;
+
+use forerun::decoder::Mode;
+use forerun::session::{Completing, Completion, Engine, Prompt};
+use forerun::text::Message;
+use serde::Serialize;
+
+use crate::args::{AnswerArgs, RunArgs};
+use crate::failure::{Failure, Outcome};
+use crate::interrupt::{self, Answering};
+use crate::{format, load, output};
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    text: &'a str,
+    /// Ids of the tokens generated, the one that ended the answer included.
+    tokens: &'a [u32],
+    prompt_tokens: usize,
+    finish_reason: &'static str,
+    backend: &'static str,
+    adapter: Option<&'a str>,
+    mode: &'static str,
+    steps: usize,
+    dispatches_per_step: usize,
+    ttft_ms: f64,
+    decode_ms_per_token: f64,
+}
+
+/// Answers the prompt.
+pub fn run(args: &RunArgs) -> Outcome {
+    interrupt::listen();
+    let text = if args.prompt == "-" { read_stdin()? } else { args.prompt.clone() };
+    let mut messages: Vec<Message> = args.system.iter().map(|system| Message::new("system", system)).collect();
+    let prompt = if args.raw {
+        Prompt::Raw(&text)
+    } else {
+        messages.push(Message::new("user", &text));
+        Prompt::Chat(&messages)
+    };
+    let mut engine = load::load(&args.model, &args.engine)?;
+    let (completion, interrupted) = answer(&mut engine, prompt, &args.answer, !args.json)?;
+    let mode = Mode::from(args.answer.mode);
+    if args.json {
+        let generated = &completion.generated;
+        output::print_json(&Report {
+            text: &completion.text,
+            tokens: &generated.tokens,
+            prompt_tokens: generated.prompt_tokens,
+            finish_reason: completion.finish_reason(),
+            backend: engine.backend_name(),
+            adapter: engine.adapter().map(|adapter| &adapter.name[..]),
+            mode: mode.name(),
+            steps: generated.steps,
+            dispatches_per_step: engine.dispatches_per_step(),
+            ttft_ms: generated.ttft_ms,
+            decode_ms_per_token: generated.decode_ms_per_token(),
+        })?;
+    } else {
+        output::aside(&statistics(&engine, &completion, mode));
+    }
+    if interrupted { Err(Failure::Interrupted) } else { Ok(()) }
+}
+
+fn read_stdin() -> Outcome<String> {
+    let mut text = String::new();
+    io::stdin()
+        .read_to_string(&mut text)
+        .map_err(|error| Failure::Input(format!("cannot read the prompt from stdin ({error}): give text in UTF-8")))?;
+    let line = text.strip_suffix('\n').unwrap_or(&text);
+    Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
+}
+
+/// Answers a prompt, with the text on stdout as it comes where `stream` says so; tells too whether Ctrl-C ended it.
+pub fn answer(engine: &mut Engine, prompt: Prompt<'_>, args: &AnswerArgs, stream: bool) -> Outcome<(Completion, bool)> {
+    let how = Completing { max_tokens: args.max_tokens.map(usize::from), mode: args.mode.into() };
+    let answering = Answering::begin();
+    let mut waiting = Some(load::spinner("reading the prompt"));
+    let mut written = Ok(());
+    let mut on_text = |piece: &str| {
+        if !piece.is_empty() {
+            if let Some(spinner) = waiting.take() {
+                spinner.finish_and_clear();
+            }
+            if stream {
+                written = output::print(piece);
+            }
+        }
+        let go_on = written.is_ok() && !answering.stopped();
+        if go_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    };
+    let answered = pollster::block_on(engine.complete(prompt, &how, &mut on_text));
+    if let Some(spinner) = waiting.take() {
+        spinner.finish_and_clear();
+    }
+    written?;
+    let completion = answered?;
+    let interrupted = answering.stopped() && completion.generated.finish.is_none();
+    // A line of its own for what follows, on a terminal; in a pipe the text stays as the model wrote it, but for the
+    // line break that text files end with.
+    if stream && !completion.text.ends_with('\n') && (io::stdout().is_terminal() || !completion.text.is_empty()) {
+        output::print("\n")?;
+    }
+    Ok((completion, interrupted))
+}
+
+/// Tokens, speed, first token, adapter and mode, in a line.
+pub fn statistics(engine: &Engine, completion: &Completion, mode: Mode) -> String {
+    let generated = &completion.generated;
+    let mut parts = vec![format::things(generated.tokens.len(), "token")];
+    let ms = generated.decode_ms_per_token();
+    if ms > 0.0 {
+        parts.push(format!("{:.1} tokens/s", 1e3 / ms));
+    }
+    if !generated.tokens.is_empty() {
+        let read = match generated.cached_tokens {
+            0 => format!("{} of prompt", generated.prompt_tokens),
+            cached => format!("{} of prompt, {cached} of them known", generated.prompt_tokens),
+        };
+        parts.push(format!("first token after {} ({read})", format::milliseconds(generated.ttft_ms)));
+    }
+    parts.push(match engine.adapter() {
+        Some(adapter) => format!("{}, {}", adapter.name, adapter.api),
+        None => "CPU".into(),
+    });
+    if engine.adapter().is_some() {
+        parts.push(mode.name().into());
+    }
+    match completion.finish_reason() {
+        "length" if generated.prompt_tokens + generated.tokens.len() >= engine.context() => {
+            parts.push("cut off where the context ends".into());
+        }
+        "length" => parts.push("cut off at --max-tokens".into()),
+        "abort" => parts.push("interrupted".into()),
+        _ => {}
+    }
+    parts.join(" · ")
+}
