@@ -7,7 +7,6 @@ const N_KV_HEADS: u32 = 2u;
 const HEAD_DIM: u32 = 16u;
 const MAX_SEQ_LEN: u32 = 256u;   // rows of the cache
 const MAX_CHUNKS: u32 = 8u;      // chunks of the longest context
-const SCALE: f32 = 0.25;         // 1 / sqrt(HEAD_DIM)
 const WG: u32 = 256u;            // threads per workgroup: 8 pairs of 32 positions
 
 @group(0) @binding(0) var<storage, read> control: Control;
@@ -41,14 +40,14 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
     let k = vec4<f32>(unpack2x16float(cache[row + 2u * i]), unpack2x16float(cache[row + 2u * i + 1u]));
     sums = fma(q[(node * N_HEADS + head) * (HEAD_DIM / 4u) + i], k, sums);
   }
-  var score = ((sums.x + sums.y) + (sums.z + sums.w)) * SCALE;
+  var score = ((sums.x + sums.y) + (sums.z + sums.w));
   if (slot < 0) {
     score = -3.0e38;
   }
   let most = group_max(score, lid, 32u);
   var p = 0.0;
   if (slot >= 0) {
-    p = exp(score - most);
+    p = exponential(score - most);
   }
   let sum = group_sum(p, lid, 32u);
   weight[lid] = p;

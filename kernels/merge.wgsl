@@ -34,14 +34,14 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
   for (var chunk = lid % 4u; chunk < n_chunks; chunk += 4u) {
     let at = (first + chunk) * (HEAD_DIM / 2u + 1u);
     let part = partial[at + HEAD_DIM / 2u];
-    let weight = exp(part.x - most);
+    let weight = exponential(part.x - most);
     sum = fma(weight, part.y, sum);
     acc = fma(weight, partial[at + d / 2u][d % 2u], acc);
   }
   sum = group_sum(sum, lid, 4u);
   acc = group_sum(acc, lid, 4u);
   if (lid % 4u == 0u) {
-    attn[lid / 4u] = acc / sum;
+    attn[lid / 4u] = acc * reciprocal(sum);
   }
   workgroupBarrier();
   let word = lid % 8u;

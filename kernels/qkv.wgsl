@@ -6,6 +6,7 @@ const Q_DIM: u32 = 64u;          // query heads * HEAD_DIM
 const KV_DIM: u32 = 32u;         // key heads * HEAD_DIM
 const N_KV_HEADS: u32 = 2u;
 const HEAD_DIM: u32 = 16u;
+const SCALE: f32 = 0.25;         // 1 / sqrt(HEAD_DIM), of the scores
 const MAX_SEQ_LEN: u32 = 256u;   // rows of the cache
 const HAS_BIAS: bool = false;
 const INV_DIM: f32 = 0.015625;   // 1 / width, for a norm in front

@@ -5,6 +5,7 @@ const Q_DIM: u32 = 64u;          // query heads * HEAD_DIM
 const KV_DIM: u32 = 32u;         // key heads * HEAD_DIM
 const N_KV_HEADS: u32 = 2u;
 const HEAD_DIM: u32 = 16u;
+const SCALE: f32 = 0.25;         // 1 / sqrt(HEAD_DIM), of the scores
 const MAX_SEQ_LEN: u32 = 256u;   // rows of the cache
 const DIM: u32 = 64u;            // model width: the bias stands behind the norm's weight
 const HAS_BIAS: bool = false;

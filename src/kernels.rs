@@ -19,7 +19,7 @@ texts! {
     "accept" "argmax" "attention" "begin" "embed" "gate_up" "matmul" "merge" "norm_quantize" "project" "qkv"
     "rope_cache" "silu_quantize"
     "shared/best" "shared/control" "shared/dot_packed" "shared/dot_plain" "shared/exchange_plain"
-    "shared/exchange_subgroup" "shared/input_normed" "shared/input_quantized" "shared/norm" "shared/q4"
+    "shared/exchange_subgroup" "shared/input_normed" "shared/input_quantized" "shared/norm" "shared/numbers" "shared/q4"
     "shared/q4_min" "shared/q8" "shared/quant" "shared/reduce" "shared/rotary" "shared/rows" "shared/silu"
     "shared/store_quantized"
 }

@@ -134,10 +134,13 @@ fn ends_at_end_tokens_limits_and_the_end_of_the_context() {
     });
 }
 
+/// The GPU has the bits of the CPU twins, whole models long: where it fuses `fma`, or where the twins (with the feature
+/// `unfused`) do not either.
 #[test]
 fn the_gpu_agrees_with_the_cpu_twins() {
     pollster::block_on(async {
         let gpu = Gpu::new(GpuOptions::default()).await.unwrap();
+        let same_arithmetic = gpu.adapter().is_software == cfg!(feature = "unfused");
         for tiny in models() {
             let (source, model) = open(&tiny).await;
             let mut weights = CpuWeights::new(model.config.clone());
@@ -151,10 +154,11 @@ fn the_gpu_agrees_with_the_cpu_twins() {
             };
             cpu.score(&prompt(150), &mut |_, logits| keep(&mut theirs, logits)).unwrap();
             decoder.score(&prompt(150), &mut |_, logits| keep(&mut ours, logits)).await.unwrap();
-            for (ours, theirs) in ours.iter().zip(&theirs) {
+            for (i, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
                 let spread = theirs.iter().fold(0f32, |most, v| most.max(v.abs()));
                 let apart = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
-                assert!(apart < 0.03 * spread, "logits of {spread} differ by {apart}");
+                let bound = if same_arithmetic { 0.0 } else { 0.03 * spread };
+                assert!(apart <= bound, "logits of {spread} behind token {i} differ by {apart}");
             }
         }
     });

@@ -9,7 +9,7 @@ fn norm_quantize(node: u32, lid: u32) {
     partial = fma(e.w, e.w, fma(e.z, e.z, fma(e.y, e.y, fma(e.x, e.x, partial))));
   }
   let squares = group_sum(partial, lid, 64u);
-  let r = inverseSqrt(fma(squares, INV_DIM, EPS));
+  let r = reciprocal_sqrt(fma(squares, INV_DIM, EPS));
   for (var first = 0u; first < DIM / 4u; first += WG) {
     let i = first + lid;
     var h = vec4<f32>(0.0);

@@ -5,10 +5,10 @@ fn rotate(pair: vec2<f32>, turn: vec2<f32>) -> vec2<f32> {
 }
 
 fn pack_pair(pair: vec2<f32>) -> u32 {
-  return pack2x16float(clamp(pair, vec2<f32>(-65504.0), vec2<f32>(65504.0)));
+  return half_bits(pair.x) | (half_bits(pair.y) << 16u);
 }
 
-// q, k or v of node `node` at rows `row` and `row + 1` of the fused product: q is turned and kept, k is turned and
+// q, k or v of node `node` at rows `row` and `row + 1` of the fused product: q is turned, scaled and kept, k is turned and
 // written to the cache, v is written to the cache.
 fn store_pair(node: u32, row: u32, pair: vec2<f32>) {
   let slot = control.n_committed + node;
@@ -16,7 +16,7 @@ fn store_pair(node: u32, row: u32, pair: vec2<f32>) {
   let in_head = row % HEAD_DIM;
   if (row < Q_DIM) {
     let turn = rope[position * (HEAD_DIM / 2u) + in_head / 2u];
-    q[(node * Q_DIM + row) / 2u] = rotate(pair, turn);
+    q[(node * Q_DIM + row) / 2u] = rotate(pair, turn) * SCALE;
   } else if (row < Q_DIM + KV_DIM) {
     let turn = rope[position * (HEAD_DIM / 2u) + in_head / 2u];
     let head = (row - Q_DIM) / HEAD_DIM;

@@ -1,5 +1,5 @@
 // silu(gate) * up.
 
 fn silu_product(gate: f32, up: f32) -> f32 {
-  return gate / (1.0 + exp(-gate)) * up;
+  return gate * reciprocal(1.0 + exponential(min(-gate, 80.0))) * up;
 }

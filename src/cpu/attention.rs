@@ -70,7 +70,6 @@ pub fn attention(config: &Config, q: &[f32], cache: &KvCache, tree: &Tree) -> Pa
 fn attend(config: &Config, q: &[f32], cache: &KvCache, tree: &Tree, kv_head: usize, chunk: usize, out: &mut [f32]) {
     let head_dim = config.head_dim;
     let group = config.n_heads / config.n_kv_heads;
-    let scale = 1.0 / (head_dim as f32).sqrt();
     let mut rows = Rows::new(head_dim);
     // The deepest nodes come last as a rule, and what they read often begins with what the others read.
     for (node, out) in out.chunks_exact_mut(group * (head_dim + 2)).enumerate().rev() {
@@ -80,7 +79,7 @@ fn attend(config: &Config, q: &[f32], cache: &KvCache, tree: &Tree, kv_head: usi
         for (in_group, out) in out.chunks_exact_mut(head_dim + 2).enumerate() {
             let q = &q[node * config.q_dim() + (kv_head * group + in_group) * head_dim..][..head_dim];
             let (ml, acc) = out.split_at_mut(2);
-            let scores = rows.scores(q, scale);
+            let scores = rows.scores(q);
             let mut m = f32::NEG_INFINITY;
             for score in &scores[..n] {
                 m = m.max(*score);
@@ -139,14 +138,14 @@ impl Rows {
         }
     }
 
-    /// `q` times each key: 4 partials over the elements (`j` mod 4), then the tree, times `scale`. Rows that are not
+    /// `q` times each key: 4 partials over the elements (`j` mod 4), then the tree. Rows that are not
     /// loaded give numbers without meaning.
     #[inline(always)]
-    fn scores(&self, q: &[f32], scale: f32) -> [f32; CHUNK] {
+    fn scores(&self, q: &[f32]) -> [f32; CHUNK] {
         let partials = simd::dot_keys(q, &self.k);
         let mut scores = [0.0; CHUNK];
         for (score, four) in scores.iter_mut().zip(partials.as_chunks::<4>().0) {
-            *score = tree_sum(*four) * scale;
+            *score = tree_sum(*four);
         }
         scores
     }

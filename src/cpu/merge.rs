@@ -1,7 +1,7 @@
 //! Twin of the `merge` kernel: attention's chunks become one output per node and head.
 
 use super::attention::Partials;
-use super::numbers::{exp, fma, tree_sum};
+use super::numbers::{exp, fma, reciprocal, tree_sum};
 use super::parallel;
 use super::quantize::{Quantized, quantize};
 use super::simd;
@@ -46,10 +46,10 @@ fn merge_node(partials: &Partials, node: usize, attn: &mut [f32]) {
                 *acc = fma(w, v, *acc);
             }
         }
-        let l = tree_sum(l);
+        let scale = reciprocal(tree_sum(l));
         for (d, attn) in attn.iter_mut().enumerate() {
             let acc = |i: usize| acc[i * partials.head_dim + d];
-            *attn = tree_sum([acc(0), acc(1), acc(2), acc(3)]) / l;
+            *attn = tree_sum([acc(0), acc(1), acc(2), acc(3)]) * scale;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Twin of the `norm_quantize` kernel: `h = x / rms(x) * weight`, in 8 bits.
 
-use super::numbers::{fma, tree_sum};
+use super::numbers::{fma, reciprocal_sqrt, tree_sum};
 use super::quantize::Quantized;
 use super::simd;
 use crate::model::BLOCK;
@@ -30,7 +30,7 @@ fn plain(x: &[f32], weight: &[f32], eps: f32) -> Quantized {
             }
         }
         let mean_square_and_eps = fma(tree_sum(partials), 1.0 / dim as f32, eps);
-        let r = 1.0 / mean_square_and_eps.sqrt();
+        let r = reciprocal_sqrt(mean_square_and_eps);
         for (x, weight) in x.as_chunks::<BLOCK>().0.iter().zip(weight.as_chunks::<BLOCK>().0) {
             let mut h = [0.0; BLOCK];
             for ((h, x), weight) in h.iter_mut().zip(x).zip(weight) {

@@ -1,5 +1,6 @@
 //! Twin of the `quantize` kernel: activations in 8 bits, one scale and one sum per block of 32.
 
+use super::numbers::reciprocal;
 use super::simd;
 use crate::model::BLOCK;
 
@@ -47,8 +48,7 @@ impl Quantized {
         for e in h {
             amax = amax.max(e.abs());
         }
-        let inverse = if amax == 0.0 { 0.0 } else { 127.0 / amax };
-        // The clamp only matters where `127 / amax` overflows.
+        let inverse = if amax > 1e-30 { 127.0 * reciprocal(amax) } else { 0.0 };
         let mut codes = [0i8; BLOCK];
         let mut sum = 0;
         for (code, e) in codes.iter_mut().zip(h) {

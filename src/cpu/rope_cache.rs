@@ -18,7 +18,7 @@ pub fn rope_table(config: &Config, len: usize) -> Vec<[f32; 2]> {
     table
 }
 
-/// Splits `qkv`, `[n_nodes, q_dim + 2 * kv_dim]`, turns q and k by their positions, writes k and v to the nodes'
+/// Splits `qkv`, `[n_nodes, q_dim + 2 * kv_dim]`, turns q and k by their positions, scales q by `1 / sqrt(head_dim)`, writes k and v to the nodes'
 /// slots of `cache`, and answers q, `[n_nodes, q_dim]`.
 ///
 /// The pairs are adjacent elements, whatever the file had: the loader puts the rows in this order. `table` is
@@ -33,6 +33,7 @@ pub fn rope_cache(config: &Config, qkv: &[f32], table: &[[f32; 2]], tree: &Tree,
 #[inline(always)]
 fn plain(config: &Config, qkv: &[f32], table: &[[f32; 2]], tree: &Tree, cache: &mut KvCache) -> Vec<f32> {
     let (q_dim, kv_dim, head_dim) = (config.q_dim(), config.kv_dim(), config.head_dim);
+    let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
     let mut q_out = Vec::with_capacity(tree.n_nodes() * q_dim);
     for (node, qkv) in qkv.chunks_exact(q_dim + 2 * kv_dim).enumerate() {
         let turns = &table[tree.position(node) * head_dim / 2..][..head_dim / 2];
@@ -40,7 +41,7 @@ fn plain(config: &Config, qkv: &[f32], table: &[[f32; 2]], tree: &Tree, cache: &
         let (k, v) = kv.split_at(kv_dim);
         for head in q.chunks_exact(head_dim) {
             for (&[a, b], &[cos, sin]) in head.as_chunks::<2>().0.iter().zip(turns) {
-                q_out.extend_from_slice(&rotate(a, b, cos, sin));
+                q_out.extend(rotate(a, b, cos, sin).map(|e| e * scale));
             }
         }
         for (kv_head, (k, v)) in k.chunks_exact(head_dim).zip(v.chunks_exact(head_dim)).enumerate() {

@@ -1,6 +1,6 @@
 //! Twin of the `silu_quantize` kernel: `act = silu(gate) * up`, in 8 bits.
 
-use super::numbers::exp;
+use super::numbers::{exp, reciprocal};
 use super::quantize::Quantized;
 use super::simd;
 use crate::model::BLOCK;
@@ -17,7 +17,7 @@ pub fn silu_quantize(gate_up: &[f32], hidden_dim: usize) -> Quantized {
                 for (gate, up) in gate.as_chunks::<BLOCK>().0.iter().zip(up.as_chunks::<BLOCK>().0) {
                     let mut act = [0.0; BLOCK];
                     for ((act, gate), up) in act.iter_mut().zip(gate).zip(up) {
-                        *act = gate / (1.0 + exp(-gate)) * up;
+                        *act = gate * reciprocal(1.0 + exp((-gate).min(80.0))) * up;
                     }
                     out.push_block(&act);
                 }

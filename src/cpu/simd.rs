@@ -56,6 +56,9 @@ pub fn limit(level: Level) -> Level {
 
 /// The best level of this machine up to `most`.
 fn best(most: Level) -> Level {
+    if cfg!(feature = "unfused") {
+        return Level::Plain;
+    }
     let levels = [Level::Avx512Vnni, Level::AvxVnni, Level::Avx2];
     levels.into_iter().find(|level| *level <= most && has(*level)).unwrap_or(Level::Plain)
 }

@@ -99,7 +99,7 @@ pub(super) struct Ops<'a, 'p> {
 }
 
 /// Helpers that every product needs.
-const PRODUCT: [&str; 6] = ["control", "quant", "reduce", "exchange", "dot", "rows"];
+const PRODUCT: [&str; 7] = ["control", "numbers", "quant", "reduce", "exchange", "dot", "rows"];
 
 impl<'a> Ops<'a, '_> {
     fn op(
@@ -126,7 +126,7 @@ impl<'a> Ops<'a, '_> {
         for part in &table.parts {
             let values: [(&str, &dyn Display); 3] =
                 [("N_BLOCKS", &n_blocks), ("FIRST_ROW", &part.first_row), ("N_ROWS", &part.n_rows)];
-            let helpers = ["control", "quant", "reduce", "exchange", "dot", weights_helper(table.format)];
+            let helpers = ["control", "numbers", "quant", "reduce", "exchange", "dot", weights_helper(table.format)];
             let ranges = vec![self.s.control.whole(), part.codes.whole(), part.scales.whole(), self.s.x.whole()];
             self.op("embed", &values, &helpers, ranges, [self.pass.tokens, 1, 1])?;
         }
@@ -142,7 +142,7 @@ impl<'a> Ops<'a, '_> {
         let (inverse, eps) = (inverse(dim), float(self.config.rms_norm_eps));
         let values: [(&str, &dyn Display); 4] =
             [("DIM", &dim), ("INV_DIM", &inverse), ("EPS", &eps), ("WG", &if dim > 1024 { 256 } else { 64 })];
-        let helpers = ["control", "quant", "reduce", "exchange", "norm", "store_quantized"];
+        let helpers = ["control", "numbers", "quant", "reduce", "exchange", "norm", "store_quantized"];
         let ranges = vec![self.s.control.whole(), self.s.x.whole(), vectors.whole(), self.s.h.whole()];
         self.op("norm_quantize", &values, &helpers, ranges, [self.pass.tokens, 1, 1])?;
         Ok(false)
@@ -187,13 +187,15 @@ impl<'a> Ops<'a, '_> {
         let shape = Tiling::of(n_blocks, self.pass.tokens, 64, 2);
         let (inverse, eps) = (inverse(c.dim), float(c.rms_norm_eps));
         let (q_dim, kv_dim) = (c.q_dim(), c.kv_dim());
-        let values: [(&str, &dyn Display); 15] = [
+        let scale = score_scale(c);
+        let values: [(&str, &dyn Display); 16] = [
             ("N_BLOCKS", &n_blocks),
             ("N_ROWS", &matrix.n_rows),
             ("Q_DIM", &q_dim),
             ("KV_DIM", &kv_dim),
             ("N_KV_HEADS", &c.n_kv_heads),
             ("HEAD_DIM", &c.head_dim),
+            ("SCALE", &scale),
             ("MAX_SEQ_LEN", &self.s.max_seq_len),
             ("HAS_BIAS", &c.qkv_bias),
             ("INV_DIM", &inverse),
@@ -223,12 +225,14 @@ impl<'a> Ops<'a, '_> {
     pub fn rope_cache(&mut self, vectors: &'a Buffer, cache: &'a Buffer) -> Result<()> {
         let c = self.config;
         let (q_dim, kv_dim, rows) = (c.q_dim(), c.kv_dim(), c.qkv_dim());
-        let values: [(&str, &dyn Display); 8] = [
+        let scale = score_scale(c);
+        let values: [(&str, &dyn Display); 9] = [
             ("N_ROWS", &rows),
             ("Q_DIM", &q_dim),
             ("KV_DIM", &kv_dim),
             ("N_KV_HEADS", &c.n_kv_heads),
             ("HEAD_DIM", &c.head_dim),
+            ("SCALE", &scale),
             ("MAX_SEQ_LEN", &self.s.max_seq_len),
             ("DIM", &c.dim),
             ("HAS_BIAS", &c.qkv_bias),
@@ -242,31 +246,29 @@ impl<'a> Ops<'a, '_> {
             cache.whole(),
         ];
         let workgroups = [rows.div_ceil(128), self.pass.tokens, 1];
-        self.op("rope_cache", &values, &["control", "rotary"], ranges, workgroups)
+        self.op("rope_cache", &values, &["control", "numbers", "rotary"], ranges, workgroups)
     }
 
     pub fn attention(&mut self, cache: &'a Buffer) -> Result<()> {
         let c = self.config;
-        let scale = float((1.0 / (c.head_dim as f64).sqrt()) as f32);
-        let values: [(&str, &dyn Display); 6] = [
+        let values: [(&str, &dyn Display); 5] = [
             ("N_HEADS", &c.n_heads),
             ("N_KV_HEADS", &c.n_kv_heads),
             ("HEAD_DIM", &c.head_dim),
             ("MAX_SEQ_LEN", &self.s.max_seq_len),
             ("MAX_CHUNKS", &self.s.max_chunks()),
-            ("SCALE", &scale),
         ];
         let ranges = vec![self.s.control.whole(), self.s.q.whole(), cache.whole(), self.s.partial.whole()];
         let pairs = self.pass.tokens * (c.n_heads / c.n_kv_heads);
         let workgroups = [self.s.max_chunks(), c.n_kv_heads, pairs.div_ceil(8)];
-        self.op("attention", &values, &["control", "reduce", "exchange"], ranges, workgroups)
+        self.op("attention", &values, &["control", "numbers", "reduce", "exchange"], ranges, workgroups)
     }
 
     pub fn merge(&mut self) -> Result<()> {
         let c = self.config;
         let values: [(&str, &dyn Display); 3] =
             [("N_HEADS", &c.n_heads), ("HEAD_DIM", &c.head_dim), ("MAX_CHUNKS", &self.s.max_chunks())];
-        let helpers = ["control", "quant", "reduce", "exchange", "store_quantized"];
+        let helpers = ["control", "numbers", "quant", "reduce", "exchange", "store_quantized"];
         let ranges = vec![self.s.control.whole(), self.s.partial.whole(), self.s.attn.whole()];
         self.op("merge", &values, &helpers, ranges, [c.q_dim() / BLOCK, self.pass.tokens, 1])
     }
@@ -332,7 +334,7 @@ impl<'a> Ops<'a, '_> {
 
     pub fn silu_quantize(&mut self) -> Result<()> {
         let hidden_dim = self.config.hidden_dim;
-        let helpers = ["control", "quant", "reduce", "exchange", "silu", "store_quantized"];
+        let helpers = ["control", "numbers", "quant", "reduce", "exchange", "silu", "store_quantized"];
         let ranges = vec![self.s.control.whole(), self.s.gate_up.whole(), self.s.act.whole()];
         let workgroups = [hidden_dim.div_ceil(256), self.pass.tokens, 1];
         self.op("silu_quantize", &[("HIDDEN_DIM", &hidden_dim)], &helpers, ranges, workgroups)
@@ -420,6 +422,11 @@ fn weights_helper(format: Format) -> &'static str {
         Format::Q4Min => "q4_min",
         Format::Q8 => "q8",
     }
+}
+
+/// What scores of attention are multiplied by.
+fn score_scale(config: &Config) -> String {
+    float((1.0 / (config.head_dim as f64).sqrt()) as f32)
 }
 
 /// A float as WGSL reads it back to the same bits.

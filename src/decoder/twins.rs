@@ -1,9 +1,11 @@
 //! Every kernel against its CPU twin, and the bits of a step against those of steps of one, for odd shapes, every
 //! bucket, every format, with and without subgroups and the packed dot product.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::control::{Control, MAX_NODES};
 use super::forward::{Fusion, Op, Ops, Outcome, features, forward, fused_norm_tokens, lanes};
-use super::step::{BUCKETS, Pass, Scratch};
+use super::step::{BUCKETS, CHUNK, Pass, Scratch};
 use super::weights::Weights;
 use crate::cpu::{self, KvCache, Quantized, Tree};
 use crate::gpu::{Buffer, Dispatch, Gpu, GpuOptions};
@@ -62,6 +64,10 @@ fn shapes() -> [Config; 3] {
     ]
 }
 
+/// Whether this device has the arithmetic that the twins were compiled for, and so their bits: it fuses `fma`, or the
+/// feature `unfused` keeps the twins from doing so.
+static EXACT: AtomicBool = AtomicBool::new(false);
+
 struct Bench {
     gpu: Gpu,
     config: Config,
@@ -76,6 +82,7 @@ struct Bench {
 impl Bench {
     async fn new(config: Config, formats: [Format; 3], plain: bool) -> Bench {
         let gpu = Gpu::new(GpuOptions { plain, ..GpuOptions::default() }).await.unwrap();
+        EXACT.store(gpu.adapter().is_software == cfg!(feature = "unfused"), Ordering::Relaxed);
         let scratch = Scratch::new(&gpu, &config, 256, MAX_NODES).await.unwrap();
         let mut random = Random(11);
         let mut infos = Vec::new();
@@ -200,6 +207,7 @@ fn random_tree(random: &mut Random, n_committed: usize, n_nodes: usize) -> Tree 
 fn close(name: &str, got: &[f32], want: &[f32], tolerance: f32) {
     assert_eq!(got.len(), want.len(), "{name}");
     let scale = want.iter().fold(1e-6f32, |most, v| most.max(v.abs()));
+    let tolerance = if EXACT.load(Ordering::Relaxed) { 0.0 } else { tolerance };
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         assert!((got - want).abs() <= tolerance * scale, "{name}[{i}]: {got}, the twin has {want} (scale {scale})");
     }
@@ -284,10 +292,19 @@ async fn check_kernels(config: Config, formats: [Format; 3], plain: bool, packed
         }
 
         bench.run(&pass, |ops| ops.attention(&s.caches[0])).await;
-        bench.run(&pass, |ops| ops.merge()).await;
         let parts = cpu::attention(c, &q, &cache, &tree);
+        let partial = bench.read(&s.partial, n * c.n_heads * s.max_chunks() * (c.head_dim + 2)).await;
+        for (node, head) in (0..n).flat_map(|node| (0..c.n_heads).map(move |head| (node, head))) {
+            for chunk in 0..(tree.position(node) + 1).div_ceil(CHUNK) {
+                let at = ((node * c.n_heads + head) * s.max_chunks() + chunk) * (c.head_dim + 2);
+                let (most, sum, acc) = parts.at(node, head, chunk);
+                close("attention", &partial[at..][..c.head_dim], acc, 1e-5);
+                close("attention's weights", &partial[at + c.head_dim..][..2], &[most, sum], 1e-5);
+            }
+        }
+        bench.run(&pass, |ops| ops.merge()).await;
         let attn = cpu::merge_quantize(&parts);
-        close_quantized("attention and merge", &bench.read_quantized(&s.attn, n, c.q_dim()).await, &attn);
+        close_quantized("merge", &bench.read_quantized(&s.attn, n, c.q_dim()).await, &attn);
 
         let mut sum = x.clone();
         bench.write(&s.x, &x);

@@ -39,6 +39,8 @@ pub struct GpuDecoder {
     pub(super) config: Config,
     pub(super) weights: Weights,
     pub(super) scratch: Scratch,
+    /// Tokens the context holds; the scratch has room for whole chunks.
+    context: usize,
     pub(super) steps: Steps,
     /// Nodes of a prefill step.
     pub(super) prefill_tokens: usize,
@@ -79,6 +81,7 @@ impl GpuDecoder {
             config: config.clone(),
             weights,
             scratch,
+            context: max_seq_len,
             steps: Steps::default(),
             prefill_tokens,
             fusion: Fusion::NONE,
@@ -100,7 +103,7 @@ impl GpuDecoder {
 
     /// Tokens the context holds.
     pub fn max_seq_len(&self) -> usize {
-        self.scratch.max_seq_len
+        self.context
     }
 
     /// The GPU it runs on.
@@ -147,7 +150,7 @@ impl GpuDecoder {
     /// prompt, a token outside the vocabulary, or too many end tokens; [`Error::DeviceLost`].
     pub async fn generate(&mut self, request: &Request<'_>, on_tokens: OnTokens<'_>) -> Result<Generated> {
         let started = now_ms();
-        check_request(request, &self.config, self.scratch.max_seq_len)?;
+        check_request(request, &self.config, self.context)?;
         self.land().await?;
         let n_prompt = request.prompt.len();
         let cached_tokens = common_prefix(&self.cached, request.prompt).min(n_prompt - 1);
@@ -192,7 +195,7 @@ impl GpuDecoder {
         let mut control = Control {
             n_committed: n_committed as u32,
             n_context: n_prompt as u32,
-            max_context: (n_prompt + request.max_tokens).min(self.scratch.max_seq_len) as u32,
+            max_context: (n_prompt + request.max_tokens).min(self.context) as u32,
             n_end_tokens: request.end_tokens.len() as u32,
             ..Control::new()
         };
@@ -300,8 +303,8 @@ impl GpuDecoder {
         on_logits: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
     ) -> Result<()> {
         let request = Request { prompt: tokens, max_tokens: 1, end_tokens: &[], mode: Mode::Greedy };
-        if tokens.len() > self.scratch.max_seq_len {
-            return Err(Error::ContextOverflow { needed: tokens.len(), context: self.scratch.max_seq_len });
+        if tokens.len() > self.context {
+            return Err(Error::ContextOverflow { needed: tokens.len(), context: self.context });
         }
         check_tokens(tokens, &self.config)?;
         let key = StepKey { outcome: Outcome::Score, ..self.prefill_key() };
