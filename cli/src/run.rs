@@ -117,13 +117,13 @@ pub fn statistics(engine: &Engine, completion: &Completion, mode: Mode) -> Strin
     }
     if !generated.tokens.is_empty() {
         let read = match generated.cached_tokens {
-            0 => format!("{} of prompt", generated.prompt_tokens),
-            cached => format!("{} of prompt, {cached} of them known", generated.prompt_tokens),
+            0 => format!("prompt of {}", generated.prompt_tokens),
+            cached => format!("prompt of {}, {cached} known", generated.prompt_tokens),
         };
-        parts.push(format!("first token after {} ({read})", format::milliseconds(generated.ttft_ms)));
+        parts.push(format!("first token {} ({read})", format::milliseconds(generated.ttft_ms)));
     }
     parts.push(match engine.adapter() {
-        Some(adapter) => format!("{}, {}", adapter.name, adapter.api),
+        Some(adapter) => adapter.name.clone(),
         None => "CPU".into(),
     });
     if engine.adapter().is_some() {
