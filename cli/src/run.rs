@@ -67,7 +67,11 @@ pub fn run(args: &RunArgs) -> Outcome {
 
 fn read_stdin() -> Outcome<String> {
     let mut text = String::new();
-    io::stdin()
+    let mut stdin = io::stdin();
+    if stdin.is_terminal() {
+        output::aside("type the prompt; Ctrl-D on a line of its own ends it");
+    }
+    stdin
         .read_to_string(&mut text)
         .map_err(|error| Failure::Input(format!("cannot read the prompt from stdin ({error}): give text in UTF-8")))?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
@@ -82,11 +86,13 @@ pub fn answer(engine: &mut Engine, prompt: Prompt<'_>, args: &AnswerArgs, stream
     let mut written = Ok(());
     let mut on_text = |piece: &str| {
         if !piece.is_empty() {
-            if let Some(spinner) = waiting.take() {
-                spinner.finish_and_clear();
-            }
             if stream {
+                if let Some(spinner) = waiting.take() {
+                    spinner.finish_and_clear();
+                }
                 written = output::print(piece);
+            } else if let Some(spinner) = &waiting {
+                spinner.set_message("answering");
             }
         }
         let go_on = written.is_ok() && !answering.stopped();
