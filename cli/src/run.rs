@@ -67,7 +67,11 @@ pub fn run(args: &RunArgs) -> Outcome {
 
 fn read_stdin() -> Outcome<String> {
     let mut text = String::new();
-    io::stdin()
+    let mut stdin = io::stdin();
+    if stdin.is_terminal() {
+        output::aside("type the prompt; Ctrl-D on a line of its own ends it");
+    }
+    stdin
         .read_to_string(&mut text)
         .map_err(|error| Failure::Input(format!("cannot read the prompt from stdin ({error}): give text in UTF-8")))?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
@@ -82,11 +86,13 @@ pub fn answer(engine: &mut Engine, prompt: Prompt<'_>, args: &AnswerArgs, stream
     let mut written = Ok(());
     let mut on_text = |piece: &str| {
         if !piece.is_empty() {
-            if let Some(spinner) = waiting.take() {
-                spinner.finish_and_clear();
-            }
             if stream {
+                if let Some(spinner) = waiting.take() {
+                    spinner.finish_and_clear();
+                }
                 written = output::print(piece);
+            } else if let Some(spinner) = &waiting {
+                spinner.set_message("answering");
             }
         }
         let go_on = written.is_ok() && !answering.stopped();
@@ -117,13 +123,13 @@ pub fn statistics(engine: &Engine, completion: &Completion, mode: Mode) -> Strin
     }
     if !generated.tokens.is_empty() {
         let read = match generated.cached_tokens {
-            0 => format!("{} of prompt", generated.prompt_tokens),
-            cached => format!("{} of prompt, {cached} of them known", generated.prompt_tokens),
+            0 => format!("prompt of {}", generated.prompt_tokens),
+            cached => format!("prompt of {}, {cached} known", generated.prompt_tokens),
         };
-        parts.push(format!("first token after {} ({read})", format::milliseconds(generated.ttft_ms)));
+        parts.push(format!("first token {} ({read})", format::milliseconds(generated.ttft_ms)));
     }
     parts.push(match engine.adapter() {
-        Some(adapter) => format!("{}, {}", adapter.name, adapter.api),
+        Some(adapter) => adapter.name.clone(),
         None => "CPU".into(),
     });
     if engine.adapter().is_some() {

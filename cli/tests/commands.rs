@@ -1,0 +1,356 @@
+//! The program as a user meets it: what it prints where, and how it exits.
+
+#[path = "../../tests/common/mod.rs"]
+mod common;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use common::{GgufWriter, TinyModel};
+use serde_json::Value;
+
+/// What a command left behind.
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ran {
+    /// It failed with `code`, in one sentence that holds `words`, and without a word on stdout.
+    #[track_caller]
+    fn failed(&self, code: i32, words: &str) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert_eq!(self.stdout, "", "{self:?}");
+        assert!(self.stderr.starts_with("forerun: ") && self.stderr.ends_with('\n'), "{self:?}");
+        assert_eq!(self.stderr.lines().count(), 1, "{self:?}");
+        assert!(self.stderr.contains(words), "no `{words}` in {self:?}");
+    }
+
+    #[track_caller]
+    fn succeeded(&self) -> &str {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        &self.stdout
+    }
+
+    /// The one JSON object on stdout.
+    #[track_caller]
+    fn json(&self) -> Value {
+        let text = self.succeeded();
+        assert_eq!(text.lines().count(), 1, "{self:?}");
+        serde_json::from_str(text).expect("stdout is JSON")
+    }
+}
+
+fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forerun"));
+    command.env_remove("FORERUN_MODELS").current_dir(env!("CARGO_TARGET_TMPDIR"));
+    command
+}
+
+fn run_with(command: &mut Command, args: &[&str], stdin: &[u8]) -> Ran {
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the program starts");
+    // A command that fails early does not read its input.
+    let _ = child.stdin.take().expect("stdin is a pipe").write_all(stdin);
+    let output = child.wait_with_output().expect("the program ends");
+    let text = |bytes| String::from_utf8(bytes).expect("the output is UTF-8");
+    Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+fn run(args: &[&str]) -> Ran {
+    run_with(&mut command(), args, b"")
+}
+
+/// Writes a file for one test and gives its path.
+fn file(name: &str, bytes: &[u8]) -> String {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, bytes).expect("the file can be written");
+    path.to_str().expect("the path is UTF-8").to_owned()
+}
+
+fn tiny(name: &str) -> String {
+    file(name, &TinyModel::default().build())
+}
+
+/// A tiny model with a chat template of the simplest kind.
+fn chatty(name: &str, template: &str) -> String {
+    let mut writer: GgufWriter = TinyModel::default().writer();
+    writer.key("tokenizer.chat_template", template);
+    file(name, &writer.finish())
+}
+
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().expect("an object").keys().map(String::as_str).collect()
+}
+
+#[test]
+fn help_and_version() {
+    for args in
+        [&["--help"][..], &["run", "--help"], &["chat", "-h"], &["inspect", "--help"], &["perplexity", "--help"]]
+    {
+        let ran = run(args);
+        assert!(ran.succeeded().contains("Example"), "{ran:?}");
+        assert_eq!(ran.stderr, "");
+    }
+    assert!(run(&["--version"]).succeeded().starts_with("forerun "));
+    assert_eq!(run(&[]).code, Some(2));
+}
+
+#[test]
+fn bad_input_is_told_in_one_sentence() {
+    let model = tiny("bad-input.gguf");
+    let model = &model[..];
+    let text = file("bad-input.txt", b"some text");
+    let binary = file("bad-input.bin", b"\xff\xfe\x00");
+    let empty = file("bad-input.empty", b"");
+    let folder = env!("CARGO_TARGET_TMPDIR");
+    let cases: &[(&[&str], &str)] = &[
+        (&["dance"], "dance"),
+        (&["run", model], "--prompt"),
+        (&["run", model, "-p", "x", "--mode", "fast"], "greedy, loop"),
+        (&["run", model, "-p", "x", "--max-tokens", "0"], "from 1 on"),
+        (&["run", model, "-p", "x", "--max-tokens", "many"], "from 1 on"),
+        (&["run", model, "-p", "x", "--raw", "--system", "y"], "--system"),
+        (&["run", model, "-p", "x", "--bogus"], "--bogus"),
+        (&["run", "no-such-model", "-p", "x"], "no model no-such-model"),
+        (&["run", "./no-such.gguf", "-p", "x"], "no file ./no-such.gguf"),
+        (&["run", "https://example.org/model.gguf", "-p", "x"], "download"),
+        (&["run", folder, "-p", "x"], "folder"),
+        (&["run", &text, "-p", "x", "--backend", "cpu"], "not a GGUF file"),
+        (&["run", model, "-p", "x", "--raw", "--backend", "cpu", "--context", "257"], "257"),
+        (&["run", model, "-p", "x", "--raw", "--backend", "cpu", "--context", "1"], "2 to 256"),
+        (&["run", model, "-p", "", "--raw", "--backend", "cpu"], "empty"),
+        (&["run", model, "-p", "a long one", "--raw", "--backend", "cpu", "--context", "4"], "shorten"),
+        (&["run", model, "-p", "x", "--backend", "cpu"], "--raw"),
+        (&["chat", model, "--backend", "cpu"], "chat template"),
+        (&["inspect", "no-such-model"], "no-such-model"),
+        (&["inspect", &text], "not a GGUF file"),
+        (&["inspect", model, "--context", "1000000"], "1000000"),
+        (&["perplexity", model, "no-such.txt"], "no-such.txt"),
+        (&["perplexity", model, &binary], "UTF-8"),
+        (&["perplexity", model, &empty], "empty"),
+        (&["perplexity", model, &text, "--backend", "cpu", "--max-tokens", "1"], "1 token"),
+    ];
+    for (args, words) in cases {
+        run(args).failed(2, words);
+    }
+    run_with(&mut command(), &["run", model, "-p", "-", "--backend", "cpu"], b"\xff").failed(2, "UTF-8");
+}
+
+#[test]
+fn damaged_and_foreign_files_are_bad_input() {
+    let whole = TinyModel::default().build();
+    for n in [0, 3, 20, 500, whole.len() / 2, whole.len() - 1] {
+        let path = file(&format!("truncated-{n}.gguf"), &whole[..n]);
+        let words = &path[..];
+        run(&["inspect", &path]).failed(2, words);
+        run(&["run", &path, "-p", "x", "--raw", "--backend", "cpu"]).failed(2, words);
+    }
+    let mut foreign = TinyModel::default().writer();
+    foreign.key("general.architecture", "mamba");
+    run(&["inspect", &file("foreign.gguf", &foreign.finish())]).failed(2, "mamba");
+    let broken = chatty("broken-template.gguf", "{% if %}");
+    run(&["inspect", &broken]).failed(2, "template");
+    // A name with line breaks and colours must not reach the terminal as they are.
+    let mut loud = TinyModel::default().writer();
+    loud.key("general.name", "a\n\x1b[31mb");
+    let ran = run(&["inspect", &file("loud.gguf", &loud.finish())]);
+    assert!(!ran.succeeded().contains('\x1b'), "{ran:?}");
+}
+
+#[test]
+fn inspect_shows_what_a_file_holds() {
+    let path = tiny("inspect.gguf");
+    let ran = run(&["inspect", &path]);
+    for words in
+        ["llama", "byte-level BPE", "288 tokens", "blk.*.attn_q.weight", "qkv_proj", "q8", "256 tokens", "total"]
+    {
+        assert!(ran.succeeded().contains(words), "no `{words}` in {}", ran.stdout);
+    }
+    assert_eq!(ran.stderr, "");
+    assert!(run(&["inspect", &path, "--tensors"]).succeeded().contains("blk.1.attn_q.weight"));
+
+    let shown = run(&["inspect", &path, "--context", "64", "--json"]).json();
+    assert_eq!(shown["architecture"], "llama");
+    assert_eq!(shown["chat_template"], false);
+    assert_eq!(shown["tokenizer"]["tokens"], 288);
+    assert_eq!(keys(&shown["tensors"][0]), ["name", "type", "shape", "bytes"]);
+    assert_eq!(shown["tensors"].as_array().map(Vec::len), Some(2 + 2 * 9));
+    assert_eq!(shown["matrices"].as_array().map(Vec::len), Some(1 + 2 * 4));
+    let memory = &shown["memory"];
+    let size = |key: &str| memory[key].as_u64().expect("a size");
+    assert_eq!(size("context"), 64);
+    // Two layers of keys and values, 64 positions of 2 heads of 16, 2 bytes each.
+    assert_eq!(size("cache"), 2 * 2 * 64 * 32 * 2);
+    assert_eq!(size("total"), size("weights") + size("cache") + size("scratch"));
+    let matrices = shown["matrices"].as_array().expect("a list").iter();
+    let held: u64 = matrices.map(|matrix| matrix["bytes"].as_u64().expect("a size")).sum();
+    assert_eq!(size("weights"), held + size("vectors"));
+}
+
+#[test]
+fn models_have_names() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("shelf");
+    std::fs::create_dir_all(&folder).expect("a folder can be made");
+    std::fs::write(folder.join("tiny-named.gguf"), TinyModel::default().build()).expect("a file can be written");
+    let named = |args: &[&str]| run_with(command().env("FORERUN_MODELS", &folder), args, b"");
+    named(&["inspect", "tiny-named"]).succeeded();
+    named(&["inspect", "tiny-named.gguf"]).succeeded();
+    named(&["inspect", "tiny-nmaed"]).failed(2, "tiny-named");
+}
+
+const REPORT: [&str; 11] = [
+    "text",
+    "tokens",
+    "prompt_tokens",
+    "finish_reason",
+    "backend",
+    "adapter",
+    "mode",
+    "steps",
+    "dispatches_per_step",
+    "ttft_ms",
+    "decode_ms_per_token",
+];
+
+#[test]
+fn run_answers_on_the_cpu() {
+    let path = tiny("run.gguf");
+    let args = ["run", &path, "-p", "Hello", "--raw", "--max-tokens", "12", "--backend", "cpu"];
+    let ran = run(&[&args[..], &["--json"]].concat());
+    let report = ran.json();
+    assert_eq!(ran.stderr, "");
+    assert_eq!(keys(&report), REPORT);
+    assert_eq!(report["backend"], "cpu");
+    assert_eq!(report["adapter"], Value::Null);
+    assert_eq!(report["prompt_tokens"], 5);
+    let n = report["tokens"].as_array().expect("a list").len();
+    assert!((1..=12).contains(&n));
+    assert_eq!(report["finish_reason"], if n == 12 { "length" } else { "stop" });
+
+    // The same text, streamed, with the statistics beside it.
+    let streamed = run(&args);
+    let text = report["text"].as_str().expect("a text");
+    assert_eq!(streamed.succeeded().trim_end_matches('\n'), text.trim_end_matches('\n'));
+    assert_eq!(streamed.stderr.lines().count(), 1);
+    assert!(streamed.stderr.contains("tokens/s") && streamed.stderr.contains("CPU"), "{streamed:?}");
+
+    // A prompt from stdin is the same prompt, without its line break.
+    let mut args = args;
+    args[3] = "-";
+    assert_eq!(run_with(&mut command(), &args, b"Hello\n").stdout, streamed.stdout);
+}
+
+#[test]
+fn run_answers_on_the_gpu() {
+    let path = tiny("run-gpu.gguf");
+    let answer = |more: &[&str]| {
+        let args = ["run", &path, "-p", "Hello there", "--raw", "--max-tokens", "16", "--json"];
+        run(&[&args[..], more].concat()).json()
+    };
+    let report = answer(&[]);
+    assert_eq!(keys(&report), REPORT);
+    assert_eq!((&report["backend"], &report["mode"]), (&"gpu".into(), &"loop".into()));
+    assert!(report["adapter"].is_string());
+    assert_eq!(report["tokens"].as_array().map(Vec::len), report["steps"].as_u64().map(|n| n as usize));
+    for more in [&["--mode", "greedy"][..], &["--fusion", "all"], &["--fusion", "none", "--limits", "default"]] {
+        let other = answer(more);
+        assert_eq!(other["tokens"], report["tokens"], "{more:?}");
+        assert_eq!(other["text"], report["text"], "{more:?}");
+    }
+}
+
+#[test]
+fn a_closed_pipe_ends_quietly() {
+    let path = tiny("pipe.gguf");
+    for args in [
+        &["inspect", &path, "--json"][..],
+        &["run", &path, "-p", "Hello", "--raw", "--backend", "cpu"],
+        &["run", &path, "-p", "Hello", "--raw", "--backend", "cpu", "--json"],
+    ] {
+        let mut child = command()
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        drop(child.stdout.take());
+        let output = child.wait_with_output().expect("the program ends");
+        assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn chat_reads_lines() {
+    let path = chatty("chat.gguf", TEMPLATE);
+    let args = ["chat", &path, "--backend", "cpu", "--max-tokens", "4"];
+    let talk = |lines: &str| run_with(&mut command(), &args, lines.as_bytes());
+
+    let once = talk("Hi\n");
+    assert!(!once.succeeded().is_empty());
+    assert_eq!(once.stderr, "");
+    // Forgotten is forgotten, blank lines say nothing, and nothing is read behind /exit.
+    assert_eq!(talk("Hi\n/clear\n\nHi").succeeded(), once.stdout.repeat(2));
+    assert_eq!(talk("Hi\n/exit\nHi\n").succeeded(), once.stdout);
+    assert!(talk("/help\n").stderr.contains("/clear"));
+    assert!(talk("/hlep\n").stderr.contains("no /hlep"));
+    assert_eq!(talk("").succeeded(), "");
+}
+
+#[test]
+fn chat_makes_room() {
+    let path = chatty("chat-room.gguf", TEMPLATE);
+    let args = ["chat", &path, "--backend", "cpu", "--max-tokens", "4", "--context", "32"];
+    let talk = |lines: &str| run_with(&mut command(), &args, lines.as_bytes());
+
+    let ran = talk("Hello there\nHello again\n");
+    ran.succeeded();
+    assert!(ran.stderr.contains("oldest turn") && ran.stderr.lines().count() == 1, "{ran:?}");
+    // One message that is too long is told, and the next is answered.
+    let ran = talk(&format!("{}\nHello there\n", "x".repeat(40)));
+    assert!(ran.stderr.contains("the context holds 32") && ran.stderr.lines().count() == 1, "{ran:?}");
+    assert_eq!(ran.succeeded(), talk("Hello there\n").succeeded());
+}
+
+#[test]
+fn perplexity_scores_every_token_but_the_first() {
+    let path = tiny("perplexity.gguf");
+    let text = "The quick brown fox jumps over the lazy dog, again and again.";
+    let book = file("perplexity.txt", text.as_bytes());
+    let score = |more: &[&str]| {
+        let args = ["perplexity", &path, &book, "--backend", "cpu", "--json"];
+        run(&[&args[..], more].concat()).json()
+    };
+    let list = |report: &Value, key: &str| report[key].as_array().expect("a list").clone();
+    let numbers = |report: &Value, key: &str| -> Vec<f64> {
+        list(report, key).iter().map(|number| number.as_f64().expect("a number")).collect()
+    };
+
+    let whole = score(&[]);
+    let n = text.len() - 1;
+    assert_eq!(whole["tokens"], n);
+    assert_eq!((list(&whole, "ids").len(), list(&whole, "top1").len()), (n + 1, n));
+    let nll = numbers(&whole, "nll");
+    assert_eq!(nll.len(), n);
+    let mean = nll.iter().sum::<f64>() / n as f64;
+    let perplexity = whole["perplexity"].as_f64().expect("a number");
+    assert!((mean.exp() / perplexity - 1.0).abs() < 1e-9);
+    // A random model knows nothing: about as bad as guessing among 288 tokens.
+    assert!((100.0..2000.0).contains(&perplexity), "{perplexity}");
+
+    // In windows, the first one's tokens are scored alike and none is left out.
+    let windows = score(&["--context", "16"]);
+    assert_eq!(windows["tokens"], n);
+    assert_eq!(numbers(&windows, "nll")[..15], nll[..15]);
+    assert_ne!(numbers(&windows, "nll")[15..], nll[15..]);
+    assert_eq!(score(&["--max-tokens", "10"])["tokens"], 9);
+
+    let ran = run(&["perplexity", &path, &book, "--backend", "cpu"]);
+    assert!(ran.succeeded().starts_with("perplexity ") && ran.stdout.contains("60 tokens"), "{ran:?}");
+}
