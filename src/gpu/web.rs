@@ -23,6 +23,17 @@ extern "C" {
     );
 }
 
+#[wasm_bindgen]
+extern "C" {
+    #[wasm_bindgen(js_namespace = performance, js_name = now)]
+    fn performance_now() -> f64;
+}
+
+/// Milliseconds since some moment, for intervals.
+pub fn now_ms() -> f64 {
+    performance_now()
+}
+
 /// The limits that the engine can use more of than WebGPU's defaults.
 const RAISED_LIMITS: [&str; 8] = [
     "maxBufferSize",
@@ -331,7 +342,9 @@ impl Gpu {
 
     fn start_compiling(&self, source: &Source) -> Result<Compiling, JsValue> {
         let device = &self.shared.device;
-        let module = web_sys::GpuShaderModuleDescriptor::new(&source.text);
+        // On the first line, so that the lines of errors stay those of the kernel's file.
+        let enable = if source.subgroups { "enable subgroups; " } else { "" };
+        let module = web_sys::GpuShaderModuleDescriptor::new(&format!("{enable}{}", source.text));
         module.set_label(&source.name);
         let module = device.create_shader_module(&module);
         let entries: Vec<_> = source

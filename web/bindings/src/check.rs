@@ -57,7 +57,7 @@ pub async fn check_gpu(limits: String, plain: bool) -> Result<String, JsValue> {
         max_workgroup_threads: adapter.max_workgroup_threads,
         checks,
     };
-    serde_json::to_string(&report).map_err(|error| JsValue::from_str(&error.to_string()))
+    crate::to_json(&report)
 }
 
 fn expect<T: PartialEq + std::fmt::Debug>(what: &str, got: T, want: T) -> Result<()> {
@@ -76,12 +76,12 @@ fn bytes_of(words: &[u32]) -> Vec<u8> {
 }
 
 /// A kernel whose only binding is `x: array<u32>`, read and written, in workgroups of 64.
-fn source(name: &str, head: &str, body: &str) -> Source {
+fn source(name: &str, body: &str) -> Source {
     let text = format!(
-        "{head}@group(0) @binding(0) var<storage, read_write> x: array<u32>;\n\n@compute @workgroup_size(64)\nfn \
+        "@group(0) @binding(0) var<storage, read_write> x: array<u32>;\n\n@compute @workgroup_size(64)\nfn \
          main(@builtin(global_invocation_id) id: vec3u) {{\n    let i = id.x;\n{body}\n}}\n"
     );
-    Source { name: name.into(), text, access: vec![Access::ReadWrite] }
+    Source { name: name.into(), text, access: vec![Access::ReadWrite], subgroups: false }
 }
 
 async fn compile_one(gpu: &Gpu, source: Source) -> Result<forerun::gpu::Kernel> {
@@ -99,8 +99,8 @@ async fn round_trip(gpu: &Gpu) -> Result<()> {
 }
 
 async fn replay(gpu: &Gpu) -> Result<()> {
-    let double = source("double", "", "    x[i] = x[i] * 2u;");
-    let increment = source("increment", "", "    x[i] = x[i] + 1u;");
+    let double = source("double", "    x[i] = x[i] * 2u;");
+    let increment = source("increment", "    x[i] = x[i] + 1u;");
     let kernels = gpu.compile(&[double, increment]).await?;
     let buffer = gpu.buffer("check", 64 * 4).await?;
     let dispatches = kernels.iter().map(|kernel| Dispatch {
@@ -120,7 +120,7 @@ async fn replay(gpu: &Gpu) -> Result<()> {
 }
 
 async fn windows(gpu: &Gpu) -> Result<()> {
-    let kernel = compile_one(gpu, source("increment", "", "    x[i] = x[i] + 1u;")).await?;
+    let kernel = compile_one(gpu, source("increment", "    x[i] = x[i] + 1u;")).await?;
     let buffer = gpu.buffer("check", 64 * 4).await?;
     let bindings = gpu.bind(&kernel, &[buffer.whole()]);
     let step = gpu.record(vec![Dispatch { kernel, bindings, workgroups: [1, 1, 1] }]);
@@ -135,8 +135,8 @@ async fn windows(gpu: &Gpu) -> Result<()> {
 }
 
 async fn broken_kernel(gpu: &Gpu) -> Result<()> {
-    let fine = source("fine", "", "    x[i] = 1u;");
-    let broken = source("broken", "", "    x[i] = nonsense;");
+    let fine = source("fine", "    x[i] = 1u;");
+    let broken = source("broken", "    x[i] = nonsense;");
     match gpu.compile(&[fine, broken]).await {
         Err(Error::Gpu { what, message }) => {
             expect("the name in an error", what.as_str(), "kernel broken")?;
@@ -166,14 +166,15 @@ async fn run_once(gpu: &Gpu, source: Source, input: &[u32]) -> Result<Vec<u32>> 
 }
 
 async fn packed_dot(gpu: &Gpu) -> Result<()> {
-    let source = source("packed_dot", "", "    x[i] = bitcast<u32>(dot4I8Packed(x[i], 0x7f80ff01u));");
+    let source = source("packed_dot", "    x[i] = bitcast<u32>(dot4I8Packed(x[i], 0x7f80ff01u));");
     // (1, -1, -128, 127) with (-3, 2, 1, -1): -3 - 2 - 128 - 127.
     let result = run_once(gpu, source, &[0xff01_02fd; 64]).await?;
     expect("dot4I8Packed", result[0] as i32, -260)
 }
 
 async fn subgroups(gpu: &Gpu) -> Result<()> {
-    let source = source("subgroups", "enable subgroups;\n", "    x[i] = subgroupAdd(x[i]) / subgroupAdd(1u);");
+    let source = source("subgroups", "    x[i] = subgroupAdd(x[i]) / subgroupAdd(1u);");
+    let source = Source { subgroups: true, ..source };
     expect("subgroupAdd", run_once(gpu, source, &[5; 64]).await?, vec![5; 64])
 }
 
