@@ -53,6 +53,7 @@ function pages(): string[] {
 export default defineConfig({
   root: demos,
   base: "./",
+  cacheDir: join(repository, "web/node_modules/.vite"),
   resolve: { alias: { forerun: join(repository, "web/src/index.ts") } },
   server: { fs: { allow: [repository] } },
   worker: { format: "es" },

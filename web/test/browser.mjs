@@ -4,19 +4,26 @@
 
 import { chromium } from "playwright-core";
 import { fileURLToPath } from "node:url";
-import { createServer } from "vite";
+import { createServer, preview } from "vite";
 
+const configFile = fileURLToPath(new URL("../vite.config.ts", import.meta.url));
 const SOFTWARE_GPU = "--enable-unsafe-webgpu --use-webgpu-adapter=swiftshader --enable-features=Vulkan --no-sandbox";
 
 /** Starts the development server on a free port of this machine. */
-export async function startServer(port = 0) {
-  const configFile = fileURLToPath(new URL("../vite.config.ts", import.meta.url));
+export async function startServer() {
   const server = await createServer({
     configFile,
     logLevel: "warn",
-    server: { port, host: "127.0.0.1", hmr: false, watch: null },
+    server: { port: 0, host: "127.0.0.1", hmr: false, watch: null },
   });
   await server.listen();
+  const address = `http://127.0.0.1:${server.httpServer.address().port}/`;
+  return { address, close: () => server.close() };
+}
+
+/** Serves the demo pages as they were built. */
+export async function startPreview() {
+  const server = await preview({ configFile, logLevel: "warn", preview: { port: 0, host: "127.0.0.1" } });
   const address = `http://127.0.0.1:${server.httpServer.address().port}/`;
   return { address, close: () => server.close() };
 }
