@@ -1,0 +1,217 @@
+//! A loaded model, as the worker drives it.
+
+use std::ops::ControlFlow;
+
+use forerun::decoder::{Fusion, FusionChoice, Mode};
+use forerun::gpu::LimitsRequest;
+use forerun::session::{self, BackendChoice, Completing, EngineOptions, Progress, Prompt};
+use forerun::text::Message;
+use js_sys::Function;
+use serde::{Deserialize, Serialize};
+use wasm_bindgen::prelude::*;
+
+use crate::source::JsSource;
+use crate::{parse, to_js, to_json};
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+enum Backend {
+    #[default]
+    Gpu,
+    Cpu,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+enum Limits {
+    Default,
+    #[default]
+    Adapter,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+enum FusionOption {
+    #[default]
+    Auto,
+    None,
+    All,
+}
+
+#[derive(Deserialize, Default, Clone, Copy)]
+#[serde(rename_all = "lowercase")]
+enum ModeOption {
+    #[default]
+    Loop,
+    Greedy,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct LoadOptions {
+    context_length: Option<usize>,
+    #[serde(default)]
+    backend: Backend,
+    #[serde(default)]
+    limits: Limits,
+    #[serde(default)]
+    fusion: FusionOption,
+    #[serde(default)]
+    plain: bool,
+}
+
+/// One of `text` and `messages`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Request {
+    text: Option<String>,
+    messages: Option<Vec<Message>>,
+    max_tokens: Option<usize>,
+    #[serde(default)]
+    mode: ModeOption,
+}
+
+/// What was loaded and where it runs.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct About {
+    architecture: String,
+    context_length: usize,
+    backend: &'static str,
+    adapter: Option<String>,
+    is_software: bool,
+    fusion: Option<&'static str>,
+    dispatches_per_step: usize,
+    left_out: Vec<String>,
+    buffers: usize,
+    bindings: usize,
+    kernels: usize,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    text: String,
+    tokens: Vec<u32>,
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    finish_reason: &'static str,
+    mode: &'static str,
+    steps: usize,
+    dispatches_per_step: usize,
+    ttft_ms: f64,
+    decode_ms_per_token: f64,
+}
+
+/// A loaded model.
+#[wasm_bindgen]
+pub struct Engine {
+    inner: session::Engine,
+}
+
+#[wasm_bindgen]
+impl Engine {
+    /// Loads the model of `size` bytes behind `read(offset, length) -> Promise<Uint8Array>`; `on_progress(phase, loaded,
+    /// total)` hears of each phase (`header`, `weights`, `compile`, `ready`). Throws an `Error` named after its kind.
+    pub async fn load(
+        name: String,
+        size: f64,
+        read: Function,
+        options: String,
+        on_progress: Function,
+    ) -> Result<Engine, JsValue> {
+        let options: LoadOptions = parse("options", &options)?;
+        let options = EngineOptions {
+            context: options.context_length,
+            backend: match options.backend {
+                Backend::Gpu => BackendChoice::Gpu,
+                Backend::Cpu => BackendChoice::Cpu,
+            },
+            limits: match options.limits {
+                Limits::Default => LimitsRequest::Default,
+                Limits::Adapter => LimitsRequest::Adapter,
+            },
+            fusion: match options.fusion {
+                FusionOption::Auto => FusionChoice::Auto,
+                FusionOption::None => FusionChoice::None,
+                FusionOption::All => FusionChoice::All,
+            },
+            plain: options.plain,
+            ..EngineOptions::default()
+        };
+        let source = JsSource::new(name, size as u64, read);
+        let mut tell = |progress: Progress| {
+            let (phase, loaded, total) = match progress {
+                Progress::Header => ("header", 0, 0),
+                Progress::Weights { loaded, total } => ("weights", loaded, total),
+                Progress::Compile => ("compile", 0, 0),
+                Progress::Ready => ("ready", 0, 0),
+            };
+            // A listener that throws is the page's own affair.
+            let _ = on_progress.call3(&JsValue::NULL, &phase.into(), &(loaded as f64).into(), &(total as f64).into());
+        };
+        let inner = session::Engine::load(&source, &options, &mut tell).await.map_err(to_js)?;
+        Ok(Engine { inner })
+    }
+
+    /// What was loaded and where it runs, as JSON.
+    pub fn about(&self) -> Result<String, JsValue> {
+        let decoder = self.inner.gpu_decoder();
+        let created = decoder.map(|decoder| decoder.gpu().created()).unwrap_or_default();
+        let adapter = self.inner.adapter();
+        to_json(&About {
+            architecture: format!("{:?}", self.inner.config().architecture).to_lowercase(),
+            context_length: self.inner.context(),
+            backend: self.inner.backend_name(),
+            adapter: adapter.map(|adapter| adapter.name.clone()),
+            is_software: adapter.is_some_and(|adapter| adapter.is_software),
+            fusion: decoder.map(|decoder| match decoder.fusion() {
+                Fusion::NONE => "none",
+                Fusion::ALL => "all",
+                _ => "some",
+            }),
+            dispatches_per_step: self.inner.dispatches_per_step(),
+            left_out: decoder.map(|decoder| decoder.left_out().to_vec()).unwrap_or_default(),
+            buffers: created.buffers,
+            bindings: created.bindings,
+            kernels: created.kernels,
+        })
+    }
+
+    /// Answers a request given as JSON (`text` or `messages`, `maxTokens`, `mode`) and gives back the whole answer with
+    /// its statistics as JSON. `on_text(piece)` gets the text as it comes, and now and then an empty piece; it answers
+    /// whether to go on.
+    pub async fn complete(&mut self, request: String, on_text: Function) -> Result<String, JsValue> {
+        let request: Request = parse("request", &request)?;
+        let prompt = match (&request.text, &request.messages) {
+            (Some(text), None) => Prompt::Raw(text),
+            (None, Some(messages)) => Prompt::Chat(messages),
+            _ => {
+                let error = forerun::Error::BadInput("a request has either a text or messages: give one of them".into());
+                return Err(to_js(error));
+            }
+        };
+        let mode = match request.mode {
+            ModeOption::Loop => Mode::Loop,
+            ModeOption::Greedy => Mode::Greedy,
+        };
+        let how = Completing { max_tokens: request.max_tokens, mode };
+        let mut tell = |piece: &str| match on_text.call1(&JsValue::NULL, &piece.into()) {
+            Ok(go_on) if go_on.is_truthy() => ControlFlow::Continue(()),
+            _ => ControlFlow::Break(()),
+        };
+        let answer = self.inner.complete(prompt, &how, &mut tell).await.map_err(to_js)?;
+        to_json(&Answer {
+            finish_reason: answer.finish_reason(),
+            prompt_tokens: answer.generated.prompt_tokens,
+            cached_tokens: answer.generated.cached_tokens,
+            mode: mode.name(),
+            steps: answer.generated.steps,
+            dispatches_per_step: self.inner.dispatches_per_step(),
+            ttft_ms: answer.generated.ttft_ms,
+            decode_ms_per_token: answer.generated.decode_ms_per_token(),
+            tokens: answer.generated.tokens,
+            text: answer.text,
+        })
+    }
+}

@@ -1,0 +1,99 @@
+// What the page and its worker say to each other.
+
+/** What loading is doing. */
+export interface Progress {
+  /** `start`: the engine itself is fetched. `header`, `weights`: the model is read. `compile`: kernels are compiled, compared and timed. */
+  phase: "start" | "header" | "weights" | "compile" | "ready";
+  /** Bytes of the model read so far, in the phase `weights`. */
+  loaded: number;
+  /** Bytes of the model to read, in the phase `weights`. */
+  total: number;
+}
+
+/** How the loop waits for the GPU. The tokens do not depend on it. */
+export type Mode = "loop" | "greedy";
+
+/** Options for the engine itself; the names are those that the bindings read. */
+export interface EngineOptions {
+  /** Tokens the context shall hold. */
+  contextLength?: number;
+  /** Where the model runs. */
+  backend?: "gpu" | "cpu";
+  /** Which limits to ask the adapter for: all it offers, or what WebGPU promises everywhere. */
+  limits?: "default" | "adapter";
+  /** Which plan of a step to use. `auto` times both once. */
+  fusion?: "auto" | "none" | "all";
+  /** Leaves out optional GPU features. */
+  plain?: boolean;
+}
+
+/** What was loaded and where it runs. */
+export interface EngineInfo {
+  architecture: string;
+  contextLength: number;
+  backend: "gpu" | "cpu";
+  /** The adapter as the browser names it; null on the CPU. */
+  adapter: string | null;
+  /** Whether the adapter is a program on the CPU. */
+  isSoftware: boolean;
+  fusion: "none" | "all" | "some" | null;
+  /** GPU dispatches for one token. */
+  dispatchesPerStep: number;
+  /** What differs on this device and is not used, a sentence each. */
+  leftOut: string[];
+  /** GPU objects made so far. */
+  buffers: number;
+  bindings: number;
+  kernels: number;
+  /** Bytes of the engine's own memory on the CPU; the weights are on the GPU. */
+  heapBytes: number;
+}
+
+/** One message of a conversation. */
+export interface Message {
+  role: "system" | "user" | "assistant" | (string & {});
+  content: string;
+}
+
+/** A request, as the bindings read it: a text to continue, or a conversation to answer. */
+export interface CompletionRequest {
+  text?: string;
+  messages?: Message[];
+  maxTokens?: number;
+  mode?: Mode;
+}
+
+/** A whole answer and how it came about. */
+export interface Completion {
+  text: string;
+  tokens: number[];
+  promptTokens: number;
+  /** Tokens of the prompt that the cache still held. */
+  cachedTokens: number;
+  finishReason: "stop" | "length" | "abort";
+  mode: Mode;
+  steps: number;
+  dispatchesPerStep: number;
+  /** From the request to the first token, in milliseconds. */
+  ttftMs: number;
+  /** Time of each token behind the first, in milliseconds. */
+  decodeMsPerToken: number;
+}
+
+/** An error on its way between threads. */
+export interface Failure {
+  name: string;
+  message: string;
+}
+
+export type ToWorker =
+  | { kind: "load"; model: string | Blob; options: EngineOptions }
+  | { kind: "complete"; request: CompletionRequest }
+  | { kind: "info" }
+  | { kind: "abort" };
+
+export type FromWorker =
+  | { kind: "progress"; progress: Progress }
+  | { kind: "text"; piece: string }
+  | { kind: "done"; value: unknown }
+  | { kind: "failed"; failure: Failure };
