@@ -1,0 +1,135 @@
+// Checks on this device that modes, plans and limits change no token.
+//
+// `?model=URL&prompts=10&max=64&run` starts at once; `&post` also posts the report to /agreement and then to /done, for
+// a machine without a person.
+
+import { load, type Completion, type LoadOptions } from "forerun";
+import questions from "../../tools/prompts.txt?raw";
+
+interface Row {
+  name: string;
+  same: number;
+  prompts: number;
+  adapter: string | null;
+  fusion: string | null;
+  leftOut: string[];
+  dispatchesPerStep: number;
+  decodeMsPerToken: number;
+  ttftMs: number;
+  loadMs: number;
+  heapBytes: number;
+  tokens: number[][];
+  text: string;
+}
+
+const configurations: [string, LoadOptions][] = [
+  ["greedy, none", { mode: "greedy", fusion: "none" }],
+  ["loop, none", { mode: "loop", fusion: "none" }],
+  ["greedy, all", { mode: "greedy", fusion: "all" }],
+  ["loop, all", { mode: "loop", fusion: "all" }],
+  ["loop, all, default limits", { mode: "loop", fusion: "all", limits: "default" }],
+  ["loop, all, no optional features", { mode: "loop", fusion: "all", plain: true }],
+  ["loop, auto", { mode: "loop", fusion: "auto" }],
+];
+
+const query = new URLSearchParams(location.search);
+const get = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
+const url = get<HTMLInputElement>("url");
+const promptCount = get<HTMLInputElement>("prompts");
+const maxTokens = get<HTMLInputElement>("max");
+const say = (text: string) => (get("status").textContent = text);
+
+url.value = query.get("model") ?? "../models/smollm2-135m.gguf";
+promptCount.value = query.get("prompts") ?? promptCount.value;
+maxTokens.value = query.get("max") ?? maxTokens.value;
+
+function median(values: number[]): number {
+  const sorted = values.toSorted((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
+}
+
+/** Answers every question in one configuration. */
+async function answers(name: string, options: LoadOptions, prompts: string[]): Promise<Row> {
+  const started = performance.now();
+  const engine = await load(url.value, { contextLength: 1024, ...options, onProgress: ({ phase }) => say(`${name}: ${phase}`) });
+  const loadMs = performance.now() - started;
+  try {
+    const completions: Completion[] = [];
+    for (const [i, prompt] of prompts.entries()) {
+      say(`${name}: question ${i + 1} of ${prompts.length}`);
+      const messages = [{ role: "user", content: prompt }];
+      completions.push(await engine.generate(messages, { maxTokens: Number(maxTokens.value) }).completion);
+    }
+    const info = engine.info;
+    return {
+      name,
+      same: 0,
+      prompts: prompts.length,
+      adapter: info.adapter,
+      fusion: info.fusion,
+      leftOut: info.leftOut,
+      dispatchesPerStep: info.dispatchesPerStep,
+      decodeMsPerToken: median(completions.map((completion) => completion.decodeMsPerToken)),
+      ttftMs: median(completions.map((completion) => completion.ttftMs)),
+      loadMs,
+      heapBytes: info.heapBytes,
+      tokens: completions.map((completion) => completion.tokens),
+      text: completions[0]?.text ?? "",
+    };
+  } finally {
+    engine.dispose();
+  }
+}
+
+function show(row: Row): void {
+  get("results").hidden = false;
+  const cells = [
+    row.name,
+    `${row.same} of ${row.prompts}`,
+    String(row.dispatchesPerStep),
+    row.decodeMsPerToken.toFixed(2),
+    `${row.ttftMs.toFixed(0)} ms`,
+    `${(row.loadMs / 1000).toFixed(1)} s`,
+  ];
+  const line = document.createElement("tr");
+  line.className = row.same === row.prompts ? "" : "differs";
+  line.append(...cells.map((text) => Object.assign(document.createElement("td"), { textContent: text })));
+  get("rows").append(line);
+}
+
+async function check(): Promise<void> {
+  const prompts = questions.trim().split("\n").slice(0, Number(promptCount.value));
+  const rows: Row[] = [];
+  get("rows").replaceChildren();
+  get("error").hidden = true;
+  document.documentElement.dataset.state = "loading";
+  try {
+    for (const [name, options] of configurations) {
+      const row = await answers(name, options, prompts);
+      const first = rows[0] ?? row;
+      row.same = row.tokens.filter((tokens, i) => tokens.join() === first.tokens[i]?.join()).length;
+      rows.push(row);
+      show(row);
+    }
+    const differing = rows.filter((row) => row.same !== row.prompts).length;
+    say(differing ? `${differing} configurations differ on ${rows[0]?.adapter}.` : `All the same on ${rows[0]?.adapter}.`);
+    document.documentElement.dataset.state = differing ? "differs" : "agrees";
+  } catch (error) {
+    get("error").textContent = (error as Error).message;
+    get("error").hidden = false;
+    say("");
+    document.documentElement.dataset.state = "failed";
+  }
+  if (query.has("post")) {
+    const error = get("error").textContent;
+    await fetch("/agreement", { method: "POST", body: JSON.stringify({ model: url.value, error, rows }) });
+    await fetch("/done", { method: "POST", body: "" });
+  }
+}
+
+get<HTMLFormElement>("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  void check();
+});
+if (query.has("run")) void check();
