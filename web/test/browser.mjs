@@ -43,3 +43,10 @@ export async function openPage(browser, address) {
   await page.goto(address);
   return page;
 }
+
+/** The page whose functions the tests call. */
+export async function openTestPage(browser, server) {
+  const page = await openPage(browser, `${server.address}@fs${fileURLToPath(new URL("blank.html", import.meta.url))}`);
+  await page.waitForFunction(() => "run" in window);
+  return page;
+}
