@@ -1,6 +1,6 @@
 // What the browser tests call.
 
-import { load, type Completion, type EngineInfo, type LoadOptions } from "forerun";
+import { load, type Completion, type Engine, type EngineInfo, type LoadOptions } from "forerun";
 import init, { checkGpu } from "../pkg/forerun.js";
 import { openBlob, openUrl, type ByteSource } from "../src/source.ts";
 
@@ -48,6 +48,9 @@ const readFile = async (url: string) => readThrough(openBlob(await (await fetch(
 
 // ---- The engine ----
 
+/** Loading takes a software GPU many seconds, so what needs no engine of its own shares this one. */
+let shared: Engine;
+
 interface Run {
   options: LoadOptions;
   prompt: string;
@@ -74,70 +77,58 @@ async function run({ options, prompt, maxTokens, address, asFile }: Run): Promis
   const generation = engine.generate(prompt, { maxTokens });
   for await (const piece of generation) pieces.push(piece);
   const result = { before, after: await engine.refreshInfo(), pieces, completion: await generation.completion, phases };
-  engine.dispose();
+  if (shared) engine.dispose();
+  else shared = engine;
   return result;
 }
 
-async function converse(url: string): Promise<{ first: Completion; second: Completion }> {
-  const engine = await load(url);
+async function converse(): Promise<{ first: Completion; second: Completion }> {
   const hello = { role: "user", content: "Hello" };
-  const first = await engine.generate([hello], { maxTokens: 8 }).completion;
+  const first = await shared.generate([hello], { maxTokens: 8 }).completion;
   const more = [hello, { role: "assistant", content: first.text }, { role: "user", content: "More" }];
-  const second = await engine.generate(more, { maxTokens: 8 }).completion;
-  engine.dispose();
+  const second = await shared.generate(more, { maxTokens: 8 }).completion;
   return { first, second };
 }
 
-async function leaveEarly(url: string): Promise<unknown> {
-  const engine = await load(url, { mode: "greedy" });
-  const generation = engine.generate(PROMPT);
+async function leaveEarly(): Promise<unknown> {
+  const generation = shared.generate(PROMPT, { mode: "greedy" });
   for await (const _ of generation) break;
   const left = await generation.completion;
   const leaving = new AbortController();
-  const signalled = engine.generate(PROMPT, { signal: leaving.signal });
+  const signalled = shared.generate(PROMPT, { signal: leaving.signal });
   for await (const _ of signalled) leaving.abort();
   const bySignal = await signalled.completion;
-  const beforeStart = await engine.generate(PROMPT, { signal: AbortSignal.abort() }).completion.catch((error) => error.name);
-  const next = await engine.generate(PROMPT, { maxTokens: TOKENS }).completion;
-  engine.dispose();
-  return { left, bySignal, beforeStart, next };
+  const beforeStart = await shared.generate(PROMPT, { signal: AbortSignal.abort() }).completion.catch((error) => error.name);
+  return { left, bySignal, beforeStart, next: await nextTokens() };
 }
 
-async function abortLoading(url: string): Promise<string> {
+async function nextTokens(): Promise<number[]> {
+  return (await shared.generate(PROMPT, { maxTokens: TOKENS }).completion).tokens;
+}
+
+function twoAtOnce(): Promise<number[][]> {
+  return Promise.all([nextTokens(), nextTokens()]);
+}
+
+async function tooLong(): Promise<{ error: string; next: number[] }> {
+  return { error: await nameOfFailure(shared.generate("x".repeat(600)).completion), next: await nextTokens() };
+}
+
+function useDisposed(): Promise<string> {
+  shared.dispose();
+  return nameOfFailure(shared.generate(PROMPT).completion);
+}
+
+function abortLoading(url: string): Promise<string> {
   const leaving = new AbortController();
-  const onProgress = () => leaving.abort();
-  return load(url, { signal: leaving.signal, onProgress }).then(
-    () => "it loaded",
-    (error) => error.name,
-  );
+  return nameOfFailure(load(url, { signal: leaving.signal, onProgress: () => leaving.abort() }));
 }
 
-async function twoAtOnce(url: string): Promise<number[][]> {
-  const engine = await load(url);
-  const answers = [1, 2].map(() => engine.generate(PROMPT, { maxTokens: TOKENS }).completion);
-  const tokens = (await Promise.all(answers)).map((answer) => answer.tokens);
-  engine.dispose();
-  return tokens;
-}
-
-async function useDisposed(url: string): Promise<string> {
-  const engine = await load(url);
-  engine.dispose();
-  return engine.generate(PROMPT).completion.then(
-    () => "it answered",
+function nameOfFailure(promise: Promise<unknown>): Promise<string> {
+  return promise.then(
+    () => "nothing failed",
     (error) => `${error.name}: ${error.message}`,
   );
-}
-
-async function tooLong(url: string): Promise<{ error: string; next: number[] }> {
-  const engine = await load(url);
-  const error = await engine.generate("x".repeat(600)).completion.then(
-    () => "it answered",
-    (error) => `${error.name}: ${error.message}`,
-  );
-  const next = await engine.generate(PROMPT, { maxTokens: TOKENS }).completion;
-  engine.dispose();
-  return { error, next: next.tokens };
 }
 
 Object.assign(window, {

@@ -38,7 +38,9 @@ export async function startBrowser() {
 /** A page whose console and errors go to this program's stderr. */
 export async function openPage(browser, address) {
   const page = await browser.newPage();
-  page.on("console", (message) => console.error(`[page] ${message.type()}: ${message.text()}`));
+  page.on("console", (message) => {
+    if (message.type() !== "debug") console.error(`[page] ${message.type()}: ${message.text()}`);
+  });
   page.on("pageerror", (error) => console.error(`[page] ${error}`));
   await page.goto(address);
   return page;

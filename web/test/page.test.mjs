@@ -39,7 +39,7 @@ test("a chat", async () => {
   assert.match(await page.textContent(".message.assistant .stats"), /^\d+ tokens · [\d.]+ tokens\/s · first after \d+ ms( · length limit)?$/);
   assert.match(await page.textContent("#speed"), /^[\d.]+ tokens\/s$/);
 
-  await page.fill("#max", "400");
+  await page.evaluate(() => (document.querySelector("#max").value = "400"));
   await page.keyboard.type("Go on");
   await page.keyboard.press("Enter");
   await page.waitForFunction(() => document.querySelectorAll(".message.assistant .text")[1]?.textContent);
