@@ -58,7 +58,7 @@ export default defineConfig({
   server: { fs: { allow: [repository] } },
   worker: { format: "es" },
   build: {
-    outDir: join(repository, "web/dist/demos"),
+    outDir: join(repository, "dist"),
     emptyOutDir: true,
     target: "es2023",
     rolldownOptions: { input: pages() },

@@ -9,7 +9,7 @@ const SUGGESTIONS = ["What is the capital of France?", "Explain gravity to a chi
 const PHASES: Record<Progress["phase"], string> = {
   start: "Starting the engine",
   header: "Reading the header",
-  weights: "Loading weights onto the GPU",
+  weights: "Loading the weights",
   compile: "Preparing and checking the kernels",
   ready: "Ready",
 };
@@ -267,7 +267,7 @@ for (const text of SUGGESTIONS) {
 }
 
 const asked = new URLSearchParams(location.search);
-url.value = asked.get("model") ?? new URL("../models/smollm2-135m.gguf", location.href).href;
+url.value = asked.get("model") ?? "../models/smollm2-135m.gguf";
 for (const field of [mode, fusion, backend, context, longest]) {
   const value = asked.get(field.id);
   if (value !== null) field.value = value;

@@ -1,6 +1,11 @@
 // What the browser tests call.
 
+import { load, type Completion, type Engine, type EngineInfo, type LoadOptions } from "forerun";
 import init, { checkGpu } from "../pkg/forerun.js";
+import { openBlob, openUrl, type ByteSource } from "../src/source.ts";
+
+const PROMPT = "The quick brown fox jumps over the lazy dog and then some more. ";
+const TOKENS = 48;
 
 async function checkInWindow(limits: string, plain: boolean): Promise<unknown> {
   await init();
@@ -16,4 +21,116 @@ function checkInWorker(limits: string, plain: boolean): Promise<unknown> {
   });
 }
 
-Object.assign(window, { checkInWindow, checkInWorker });
+// ---- Sources ----
+
+/** Reads as the engine does: a header that grows, then from behind the header on in windows of 16 MiB. */
+async function readThrough(source: ByteSource): Promise<{ size: number; hash: string }> {
+  const bytes = new Uint8Array(source.size);
+  const fill = async (from: number, to: number) => {
+    for (let at = from; at < to; ) {
+      const piece = await source.read(at, to - at);
+      if (piece.length === 0 || piece.length > to - at) throw new Error(`${piece.length} bytes at ${at}`);
+      bytes.set(piece, at);
+      at += piece.length;
+    }
+  };
+  await fill(0, Math.min(64 << 10, source.size));
+  await fill(64 << 10, Math.min(6 << 20, source.size));
+  for (let at = 1 << 20; at < source.size; at += 16 << 20) await fill(at, Math.min(at + (16 << 20), source.size));
+  source.close();
+  // Only a secure context has it, and this page is one.
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+  return { size: source.size, hash: Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("") };
+}
+
+const readAll = async (url: string) => readThrough(await openUrl(url));
+const readFile = async (url: string) => readThrough(openBlob(await (await fetch(url)).blob()));
+
+// ---- The engine ----
+
+/** Loading takes a software GPU many seconds, so what needs no engine of its own shares this one. */
+let shared: Engine;
+
+interface Run {
+  options: LoadOptions;
+  prompt: string;
+  maxTokens: number;
+  address: string;
+  asFile: boolean;
+}
+
+async function run({ options, prompt, maxTokens, address, asFile }: Run): Promise<{
+  before: EngineInfo;
+  after: EngineInfo;
+  pieces: string[];
+  completion: Completion;
+  phases: string[];
+}> {
+  const phases: string[] = [];
+  const model = asFile ? new File([await (await fetch(address)).blob()], "tiny.gguf") : address;
+  const onProgress = ({ phase }: { phase: string }) => {
+    if (phases.at(-1) !== phase) phases.push(phase);
+  };
+  const engine = await load(model, { ...options, onProgress });
+  const before = engine.info;
+  const pieces = [];
+  const generation = engine.generate(prompt, { maxTokens });
+  for await (const piece of generation) pieces.push(piece);
+  const result = { before, after: await engine.refreshInfo(), pieces, completion: await generation.completion, phases };
+  if (shared) engine.dispose();
+  else shared = engine;
+  return result;
+}
+
+async function converse(): Promise<{ first: Completion; second: Completion }> {
+  const hello = { role: "user", content: "Hello" };
+  const first = await shared.generate([hello], { maxTokens: 8 }).completion;
+  const more = [hello, { role: "assistant", content: first.text }, { role: "user", content: "More" }];
+  const second = await shared.generate(more, { maxTokens: 8 }).completion;
+  return { first, second };
+}
+
+async function leaveEarly(): Promise<unknown> {
+  const generation = shared.generate(PROMPT, { mode: "greedy" });
+  for await (const _ of generation) break;
+  const left = await generation.completion;
+  const leaving = new AbortController();
+  const signalled = shared.generate(PROMPT, { signal: leaving.signal });
+  for await (const _ of signalled) leaving.abort();
+  const bySignal = await signalled.completion;
+  const beforeStart = await shared.generate(PROMPT, { signal: AbortSignal.abort() }).completion.catch((error) => error.name);
+  return { left, bySignal, beforeStart, next: await nextTokens() };
+}
+
+async function nextTokens(): Promise<number[]> {
+  return (await shared.generate(PROMPT, { maxTokens: TOKENS }).completion).tokens;
+}
+
+function twoAtOnce(): Promise<number[][]> {
+  return Promise.all([nextTokens(), nextTokens()]);
+}
+
+async function tooLong(): Promise<{ error: string; next: number[] }> {
+  return { error: await nameOfFailure(shared.generate("x".repeat(600)).completion), next: await nextTokens() };
+}
+
+function useDisposed(): Promise<string> {
+  shared.dispose();
+  return nameOfFailure(shared.generate(PROMPT).completion);
+}
+
+function abortLoading(url: string): Promise<string> {
+  const leaving = new AbortController();
+  return nameOfFailure(load(url, { signal: leaving.signal, onProgress: () => leaving.abort() }));
+}
+
+function nameOfFailure(promise: Promise<unknown>): Promise<string> {
+  return promise.then(
+    () => "nothing failed",
+    (error) => `${error.name}: ${error.message}`,
+  );
+}
+
+Object.assign(window, {
+  checkInWindow, checkInWorker, readAll, readFile, run, converse, leaveEarly, abortLoading, twoAtOnce, useDisposed, tooLong,
+});

@@ -38,8 +38,17 @@ export async function startBrowser() {
 /** A page whose console and errors go to this program's stderr. */
 export async function openPage(browser, address) {
   const page = await browser.newPage();
-  page.on("console", (message) => console.error(`[page] ${message.type()}: ${message.text()}`));
+  page.on("console", (message) => {
+    if (message.type() !== "debug") console.error(`[page] ${message.type()}: ${message.text()}`);
+  });
   page.on("pageerror", (error) => console.error(`[page] ${error}`));
   await page.goto(address);
+  return page;
+}
+
+/** The page whose functions the tests call. */
+export async function openTestPage(browser, server) {
+  const page = await openPage(browser, `${server.address}@fs${fileURLToPath(new URL("blank.html", import.meta.url))}`);
+  await page.waitForFunction(() => "run" in window);
   return page;
 }

@@ -2,13 +2,13 @@
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { openPage, startBrowser, startServer } from "./browser.mjs";
+import { openTestPage, startBrowser, startServer } from "./browser.mjs";
 
 let server, browser, page;
 before(async () => {
   server = await startServer();
   browser = await startBrowser();
-  page = await openPage(browser, `${server.address}@fs${new URL("blank.html", import.meta.url).pathname}`);
+  page = await openTestPage(browser, server);
 });
 after(async () => {
   await browser?.close();

@@ -1,0 +1,127 @@
+// The engine as a page uses it, with a tiny random model, on whatever adapter the browser has.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { openTestPage, startBrowser, startServer } from "./browser.mjs";
+import { serveFiles } from "./files.mjs";
+import { tinyModel } from "./tiny.mjs";
+
+const model = tinyModel();
+const PROMPT = "The quick brown fox jumps over the lazy dog and then some more. ";
+const TOKENS = 48;
+const files = {
+  "tiny.gguf": { bytes: model },
+  "short.gguf": { bytes: model.subarray(0, model.length - 1000) },
+  "zip.gguf": { bytes: Buffer.concat([Buffer.from("PK\x03\x04"), Buffer.alloc(10_000)]) },
+  "empty.gguf": { bytes: Buffer.alloc(0) },
+};
+
+let server, browser, page, web, url;
+before(async () => {
+  [server, browser, web] = await Promise.all([startServer(), startBrowser(), serveFiles(files)]);
+  page = await openTestPage(browser, server);
+  url = web.address + "tiny.gguf";
+});
+after(async () => {
+  await browser?.close();
+  await server?.close();
+  await web?.close();
+});
+
+/** Loads a model, answers, and says what the engine was like before and after. */
+function run(options = {}, { prompt = PROMPT, maxTokens = TOKENS, address = url, asFile = false } = {}) {
+  return page.evaluate((request) => window.run(request), { options, prompt, maxTokens, address, asFile });
+}
+
+let expected;
+test("a text is continued, and nothing is made while decoding", async (t) => {
+  const { before, after, pieces, completion, phases } = await run();
+  t.diagnostic(JSON.stringify(after));
+  assert.equal(before.architecture, "llama");
+  assert.equal(before.backend, "gpu");
+  assert.equal(before.contextLength, 512);
+  assert.ok(before.adapter.length > 0);
+  assert.ok(before.heapBytes < 32 << 20, `${before.heapBytes} bytes of heap`);
+  assert.deepEqual(phases, ["start", "header", "weights", "compile", "ready"]);
+  assert.equal(completion.tokens.length, TOKENS);
+  assert.equal(completion.promptTokens, PROMPT.length);
+  assert.equal(completion.finishReason, "length");
+  assert.equal(completion.mode, "loop");
+  assert.ok(completion.ttftMs > 0 && completion.decodeMsPerToken > 0);
+  assert.equal(pieces.join(""), completion.text);
+  for (const kind of ["buffers", "bindings", "kernels"]) assert.equal(after[kind], before[kind], `${kind} made while decoding`);
+  expected = completion.tokens;
+});
+
+const variants = {
+  unfused: { fusion: "none" },
+  fused: { fusion: "all" },
+  "default limits": { limits: "default" },
+  "no subgroups, greedy, from a file": { plain: true, mode: "greedy" },
+};
+for (const [name, options] of Object.entries(variants)) {
+  test(`the same tokens: ${name}`, async () => {
+    const { completion, before } = await run(options, { asFile: name.includes("file") });
+    assert.deepEqual(completion.tokens, expected);
+    assert.deepEqual(before.leftOut, []);
+    if (options.fusion === "all") assert.ok(completion.dispatchesPerStep <= 6 * 2 + 10, `${completion.dispatchesPerStep} dispatches`);
+  });
+}
+
+test("the CPU answers too", async () => {
+  const { before, completion } = await run({ backend: "cpu" });
+  assert.equal(before.backend, "cpu");
+  assert.equal(before.adapter, null);
+  assert.equal(completion.tokens.length, TOKENS);
+});
+
+test("a conversation is answered through the template, and its start is kept", async () => {
+  const seen = await page.evaluate(() => window.converse());
+  assert.equal(seen.first.promptTokens, "[user] Hello\n[assistant] ".length);
+  assert.equal(seen.first.cachedTokens, 0);
+  assert.ok(seen.second.cachedTokens >= seen.first.promptTokens, `${seen.second.cachedTokens} tokens were kept`);
+});
+
+test("leaving the loop ends the answer, and the next one works", async () => {
+  const seen = await page.evaluate(() => window.leaveEarly());
+  assert.equal(seen.left.finishReason, "abort");
+  assert.ok(seen.left.tokens.length < 400, `${seen.left.tokens.length} tokens`);
+  assert.equal(seen.bySignal.finishReason, "abort");
+  assert.equal(seen.beforeStart, "AbortError");
+  assert.deepEqual(seen.next, expected);
+});
+
+test("loading can be broken off", async () => {
+  assert.equal(await page.evaluate((url) => window.abortLoading(url), url), "AbortError: the request was aborted");
+});
+
+test("requests wait for one another", async () => {
+  const [one, two] = await page.evaluate(() => window.twoAtOnce());
+  assert.deepEqual(one, two);
+});
+
+test("a prompt that does not fit is refused, and the next one works", async () => {
+  const seen = await page.evaluate(() => window.tooLong());
+  assert.match(seen.error, /^ContextOverflowError: the prompt has 60[01] tokens but the context holds 512/);
+  assert.deepEqual(seen.next, expected);
+});
+
+test("a disposed engine says so", async () => {
+  assert.match(await page.evaluate(() => window.useDisposed()), /^AbortError: the engine was disposed of/);
+});
+
+const refusals = [
+  ["short.gguf", {}, /^ModelFormatError: .*(tensor|ends|truncated)/],
+  ["zip.gguf", {}, /^ModelFormatError: /],
+  ["empty.gguf", {}, /^(ModelFormat|Io)Error: /],
+  ["nothing.gguf", {}, /^IoError: .*answered 404/],
+  ["tiny.gguf", { contextLength: 100_000 }, /^BadInputError: a context of 100000 tokens was asked for/],
+  ["tiny.gguf", { fusion: "some" }, /^BadInputError: the options are wrong/],
+];
+for (const [name, options, sentence] of refusals) {
+  test(`the error for ${name} ${JSON.stringify(options)}`, async () => {
+    const request = { options, prompt: PROMPT, maxTokens: 1, address: web.address + name, asFile: false };
+    const told = await page.evaluate((request) => window.run(request).catch((error) => `${error.name}: ${error.message}`), request);
+    assert.match(told, sentence);
+  });
+}
