@@ -8,9 +8,11 @@ use super::window::{FusionChoice, GpuDecoder};
 use crate::Result;
 use crate::gpu::now_ms;
 
-/// Tokens that the probe runs on a device of its own kind and on a program that plays a GPU.
+/// Tokens that the probe runs on a GPU, and on a program that plays one.
 const PROBE_TOKENS: usize = 33;
-const PROBE_TOKENS_SOFTWARE: usize = 10;
+const PROBE_TOKENS_SOFTWARE: usize = 5;
+/// Nodes of the widest prefill step on a program that plays a GPU: a wider one gains nothing there.
+const WIDEST_SOFTWARE: usize = 8;
 
 /// The residual of each token, and the best logits behind it where the step has a head.
 struct Trace {
@@ -28,30 +30,21 @@ impl GpuDecoder {
             FusionChoice::Auto => &[Fusion::NONE, Fusion::ALL],
         };
         let decode = |fusion| StepKey { tokens: 1, outcome: Outcome::Predict, fusion };
-        let keys: Vec<StepKey> = plans
-            .iter()
-            .flat_map(|&fusion| {
-                [decode(fusion), StepKey { tokens: self.prefill_tokens, outcome: Outcome::Prefill, fusion }]
-            })
-            .collect();
-        self.record(&keys).await?;
+        self.record(&plans.iter().map(|&fusion| decode(fusion)).collect::<Vec<_>>()).await?;
 
         let reference = self.trace(decode(Fusion::NONE)).await?;
-        let mut usable = Vec::new();
-        for &fusion in plans {
-            if fusion == Fusion::NONE || self.trace(decode(fusion)).await?.agrees(&reference) {
-                usable.push(fusion);
-            } else {
-                left_out.push("the fused plan gives other bits than the plain one on this device".to_owned());
-            }
-        }
         self.fusion = match choice {
             FusionChoice::None => Fusion::NONE,
-            FusionChoice::All => *usable.last().unwrap_or(&Fusion::NONE),
-            FusionChoice::Auto => self.faster(&usable).await?,
+            FusionChoice::All => Fusion::ALL,
+            FusionChoice::Auto => self.faster(plans).await?,
         };
+        if self.fusion != Fusion::NONE && !self.trace(decode(self.fusion)).await?.agrees(&reference) {
+            left_out.push("the fused plan gives other bits than the plain one on this device".to_owned());
+            self.fusion = Fusion::NONE;
+        }
         // The widest prefill step that agrees; a step of one always does.
-        let widest = self.scratch.max_tokens;
+        let software = self.gpu.adapter().is_software;
+        let widest = if software { WIDEST_SOFTWARE } else { usize::MAX }.min(self.scratch.max_tokens);
         for &tokens in BUCKETS.iter().rev().filter(|&&tokens| tokens <= widest) {
             self.prefill_tokens = tokens;
             let key = self.prefill_key();
@@ -103,8 +96,8 @@ impl GpuDecoder {
         for &fusion in plans {
             let step = self.recording(StepKey { tokens: 1, outcome: Outcome::Predict, fusion })?;
             let mut shortest = f64::INFINITY;
-            let steps = if self.gpu.adapter().is_software { 1 } else { 8 };
-            for _ in 0..3 {
+            let (repeats, steps) = if self.gpu.adapter().is_software { (1, 1) } else { (3, 8) };
+            for _ in 0..repeats {
                 self.start_probe(2);
                 self.gpu.finish().await?;
                 let started = now_ms();

@@ -187,7 +187,8 @@ impl Engine {
             (Some(text), None) => Prompt::Raw(text),
             (None, Some(messages)) => Prompt::Chat(messages),
             _ => {
-                let error = forerun::Error::BadInput("a request has either a text or messages: give one of them".into());
+                let error =
+                    forerun::Error::BadInput("a request has either a text or messages: give one of them".into());
                 return Err(to_js(error));
             }
         };
