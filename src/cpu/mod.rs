@@ -33,7 +33,7 @@ pub use embed::embed;
 pub use kv_cache::KvCache;
 pub use matmul::{add_bias, add_residual, lanes, matmul};
 pub use merge::{merge, merge_quantize};
-pub use model::{CpuModel, Finish, Limits, LogitsOf, Pass};
+pub use model::{CpuModel, LogitsOf, Pass};
 pub use norm_quantize::norm_quantize;
 pub use packed::PackedBlocks;
 pub use quantize::{Quantized, quantize};
