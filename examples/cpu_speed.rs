@@ -4,7 +4,8 @@
 //! avx512.
 
 use forerun::cpu::simd::{self, Level};
-use forerun::cpu::{CpuModel, CpuWeights, Limits};
+use forerun::cpu::{CpuModel, CpuWeights};
+use forerun::decoder::{Mode, Request};
 use forerun::model::source::FileSource;
 use forerun::model::{Model, ModelOptions, STAGING};
 use std::ops::ControlFlow;
@@ -34,18 +35,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for n in [32, 256] {
         for _ in 0..2 {
             cpu.truncate(0);
-            let start = Instant::now();
-            let logits = cpu.prefill(&prompt[..n], |_| ControlFlow::Continue(()))?;
-            let prefill = start.elapsed().as_secs_f64();
-            let start = Instant::now();
-            let limits = Limits { stop_tokens: Vec::new(), max_tokens: 65 };
-            let (tokens, _) = cpu.decode(logits, &limits, |_| ControlFlow::Continue(()))?;
-            let decode = start.elapsed().as_secs_f64();
+            let request = Request { prompt: &prompt[..n], max_tokens: 65, end_tokens: &[], mode: Mode::Loop };
+            let generated = cpu.generate(&request, &mut |_| ControlFlow::Continue(()))?;
             println!(
                 "prompt of {n}: prefill {:.1} tokens/s, decode {:.1} tokens/s, tokens {:?}…",
-                n as f64 / prefill,
-                (tokens.len() - 1) as f64 / decode,
-                &tokens[..8]
+                n as f64 / generated.ttft_ms * 1e3,
+                1e3 / generated.decode_ms_per_token(),
+                &generated.tokens[..8]
             );
         }
     }

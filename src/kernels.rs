@@ -24,11 +24,6 @@ texts! {
     "shared/store_quantized"
 }
 
-/// Names of all kernels, without the shared helpers.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    TEXTS.iter().map(|(name, _)| *name).filter(|name| !name.starts_with("shared/"))
-}
-
 /// The text of a kernel or, under `shared/`, of a helper.
 ///
 /// # Errors

@@ -8,12 +8,10 @@ use crate::decoder::step::{scratch_sizes, widest_bucket};
 use crate::decoder::{FusionChoice, GpuDecoder, Weights};
 use crate::gpu::{Adapter, Gpu, GpuOptions, LimitsRequest};
 use crate::model::plan::MemoryPlan;
-use crate::model::{Blocks, Config, MatrixInfo, Model, ModelOptions, Source, VectorKind, WeightSink};
+use crate::model::{Blocks, Config, MatrixInfo, Model, ModelOptions, STAGING, Source, VectorKind, WeightSink};
 use crate::text::{ChatTemplate, Message, RenderOptions, TextStream, Tokenizer};
 use crate::{Error, Result};
 
-/// Bytes of the model file that are held at once while it loads.
-const STAGING: usize = 16 << 20;
 /// The context where nothing else is asked for, in tokens.
 const DEFAULT_CONTEXT: usize = 4096;
 

@@ -3,9 +3,10 @@
 use forerun::Error;
 use forerun::cpu::simd::{self, Level};
 use forerun::cpu::{
-    CpuModel, CpuWeights, Finish, KvCache, Limits, LogitsOf, PackedBlocks, Pass, Quantized, Tree, argmax, attention,
-    matmul, merge, quantize,
+    CpuModel, CpuWeights, KvCache, LogitsOf, PackedBlocks, Pass, Quantized, Tree, argmax, attention, matmul, merge,
+    quantize,
 };
+use forerun::decoder::{Finish, Mode, Request};
 use forerun::model::package::{MatrixInfo, MatrixKind, VectorKind, WeightSink};
 use forerun::model::{Architecture, Blocks, Config, Format, RopePairs};
 use std::ops::ControlFlow;
@@ -264,34 +265,30 @@ fn greedy_decoding_keeps_its_limits() {
     let config = small_config(3, 1, 32);
     let mut model = random_model(&mut random, &config, Format::Q8, 64);
     let prompt: Vec<u32> = (0..40).map(|_| random.bits() % 53).collect();
-    let go_on = |_| ControlFlow::Continue(());
-    let mut generate = |prompt: &[u32], limits: &Limits| {
-        let logits = model.prefill(prompt, go_on).unwrap();
-        model.decode(logits, limits, |_| ControlFlow::Continue(())).unwrap()
+    let mut generate = |prompt: &[u32], max_tokens: usize, end_tokens: &[u32], mut left: usize| {
+        let request = Request { prompt, max_tokens, end_tokens, mode: Mode::Loop };
+        // `left` counts the tokens until the caller breaks off.
+        let mut on_tokens = |new: &[u32]| {
+            left -= new.len();
+            if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let generated = model.generate(&request, &mut on_tokens).unwrap();
+        (generated.tokens, generated.finish)
     };
-    let (tokens, finish) = generate(&prompt, &Limits { stop_tokens: vec![], max_tokens: 10 });
-    assert_eq!((tokens.len(), finish), (10, Finish::Length));
+    let (tokens, finish) = generate(&prompt, 10, &[], 100);
+    assert_eq!((tokens.len(), finish), (10, Some(Finish::Length)));
     // Reusing the whole prompt, and a part of it, changes nothing.
-    assert_eq!(generate(&prompt, &Limits { stop_tokens: vec![], max_tokens: 10 }).0, tokens);
-    generate(&prompt[..20], &Limits { stop_tokens: vec![], max_tokens: 5 });
-    assert_eq!(generate(&prompt, &Limits { stop_tokens: vec![], max_tokens: 10 }).0, tokens);
-    // The first occurrence of a stop token ends the text.
-    let stop = tokens[6];
-    let first = tokens.iter().position(|token| *token == stop).unwrap();
-    let stopped = generate(&prompt, &Limits { stop_tokens: vec![stop], max_tokens: 10 });
-    assert_eq!(stopped, (tokens[..first].to_vec(), Finish::Stop));
-    // The end of the context: 64 - 40 tokens are stored, and one more is known.
-    let (tokens, finish) = generate(&prompt, &Limits { stop_tokens: vec![], max_tokens: 100 });
-    assert_eq!((tokens.len(), finish), (25, Finish::Length));
-    let logits = model.prefill(&prompt, go_on).unwrap();
-    let mut heard = 0;
-    let (tokens, finish) = model
-        .decode(logits, &Limits { stop_tokens: vec![], max_tokens: 10 }, |_| {
-            heard += 1;
-            if heard == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })
-        .unwrap();
-    assert_eq!((tokens.len(), finish), (3, Finish::Aborted));
+    assert_eq!(generate(&prompt, 10, &[], 100).0, tokens);
+    generate(&prompt[..20], 5, &[], 100);
+    assert_eq!(generate(&prompt, 10, &[], 100).0, tokens);
+    // The first occurrence of an end token ends the text.
+    let end = tokens[6];
+    let first = tokens.iter().position(|token| *token == end).unwrap();
+    assert_eq!(generate(&prompt, 10, &[end], 100), (tokens[..=first].to_vec(), Some(Finish::EndToken)));
+    // The context holds 64 tokens, and the prompt has 40.
+    let (all, finish) = generate(&prompt, 100, &[], 100);
+    assert_eq!((all.len(), finish), (24, Some(Finish::Length)));
+    assert_eq!(generate(&prompt, 10, &[], 3), (tokens[..3].to_vec(), None));
 }
 
 #[test]

@@ -46,8 +46,7 @@ pub fn perplexity(args: &PerplexityArgs) -> Outcome {
             format::things(ids.len(), "token")
         )));
     }
-    // A backend may round the context up.
-    let window = args.engine.context.unwrap_or(engine.context()).min(engine.context());
+    let window = engine.context();
     let started = Instant::now();
     let scores = score(&mut engine, &ids, window)?;
     let seconds = started.elapsed().as_secs_f64();

@@ -8,7 +8,7 @@ fn pack_pair(pair: vec2<f32>) -> u32 {
   return half_bits(pair.x) | (half_bits(pair.y) << 16u);
 }
 
-// q, k or v of node `node` at rows `row` and `row + 1` of the fused product: q is turned, scaled and kept, k is turned and
+// q, k or v of `node` at rows `row` and `row + 1` of the fused product: q is turned, scaled and kept, k is turned and
 // written to the cache, v is written to the cache.
 fn store_pair(node: u32, row: u32, pair: vec2<f32>) {
   let slot = control.n_committed + node;

@@ -1,12 +1,12 @@
 //! The kernels' CPU twins, and the backend that runs a model with them.
 //!
-//! Each kernel of `kernels/` has a function of the same name here, in plain Rust, that adds in the same order
-//! (`kernels/README.md` has the table). The twins explain the kernels, the kernels are tested against them, and
-//! [`CpuModel`] runs a whole model where no GPU is to be had.
+//! Each kernel of `kernels/` that computes one operation has a function of the same name here, in plain Rust, that
+//! adds in the same order (`kernels/README.md` has the table); a kernel that fuses several is tested against several.
+//! The twins explain the kernels, and [`CpuModel`] runs a whole model where no GPU is to be had.
 //!
-//! Integer parts are equal to the GPU's bit for bit; floats differ only through `exp`, division and square roots,
-//! which a GPU rounds more loosely. On the CPU itself nothing differs: every instruction set, every number of
-//! threads and every split of the tokens into passes gives the same bits.
+//! A GPU that fuses `fma` has the twins' bits, since division, roots and `exp` are written out on both sides (see
+//! [`numbers`]). On the CPU nothing differs either: every instruction set, every number of threads and every split of
+//! the tokens into passes gives the same bits.
 
 pub mod argmax;
 pub mod attention;
@@ -33,7 +33,7 @@ pub use embed::embed;
 pub use kv_cache::KvCache;
 pub use matmul::{add_bias, add_residual, lanes, matmul};
 pub use merge::{merge, merge_quantize};
-pub use model::{CpuModel, Finish, Limits, LogitsOf, Pass};
+pub use model::{CpuModel, LogitsOf, Pass};
 pub use norm_quantize::norm_quantize;
 pub use packed::PackedBlocks;
 pub use quantize::{Quantized, quantize};

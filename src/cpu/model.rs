@@ -1,11 +1,12 @@
-//! A whole model on the CPU: the forward pass, and greedy decoding with it.
+//! A whole model on the CPU: the forward pass, and the tokens in its cache.
 
 use super::parallel;
 use super::weights::CpuWeights;
 use super::{
-    KvCache, MAX_NODES, Tree, add_bias, add_residual, argmax, attention, embed, merge_quantize, norm_quantize,
-    rope_cache, rope_table, silu_quantize,
+    KvCache, MAX_NODES, Tree, add_bias, add_residual, attention, embed, merge_quantize, norm_quantize, rope_cache,
+    rope_table, silu_quantize,
 };
+use crate::decoder::request::common_prefix;
 use crate::model::Config;
 use crate::{Error, Result};
 use std::ops::ControlFlow;
@@ -35,26 +36,6 @@ pub enum LogitsOf {
     Last,
     /// Every node.
     All,
-}
-
-/// When greedy decoding ends.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// Tokens that end the text; they are not part of it.
-    pub stop_tokens: Vec<u32>,
-    /// The most tokens to generate. The context's end is a limit too.
-    pub max_tokens: usize,
-}
-
-/// Why decoding ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finish {
-    /// A stop token was the most probable.
-    Stop,
-    /// The limit of tokens or the end of the context was reached.
-    Length,
-    /// The callback asked to stop.
-    Aborted,
 }
 
 /// A model that runs on the CPU, and the conversation in its cache.
@@ -211,7 +192,7 @@ impl CpuModel {
         if prompt.len() > self.max_seq_len {
             return Err(Error::ContextOverflow { needed: prompt.len(), context: self.max_seq_len });
         }
-        let common = prompt.iter().zip(&self.committed).take_while(|(a, b)| a == b).count();
+        let common = common_prefix(&self.committed, prompt);
         // The last token runs in any case: its logits are asked for.
         self.truncate(common.min(prompt.len() - 1));
         loop {
@@ -227,37 +208,5 @@ impl CpuModel {
                 return Ok(logits);
             }
         }
-    }
-
-    /// Generates the most probable tokens from `logits` on, which are [`CpuModel::prefill`]'s.
-    ///
-    /// `on_token` hears each token as it comes, and can end the text behind it.
-    ///
-    /// # Errors
-    /// Those of [`CpuModel::forward`].
-    pub fn decode(
-        &mut self,
-        mut logits: Vec<f32>,
-        limits: &Limits,
-        mut on_token: impl FnMut(u32) -> ControlFlow<()>,
-    ) -> Result<(Vec<u32>, Finish)> {
-        let mut tokens = Vec::new();
-        while tokens.len() < limits.max_tokens {
-            let token = argmax(&logits);
-            if limits.stop_tokens.contains(&token) {
-                return Ok((tokens, Finish::Stop));
-            }
-            tokens.push(token);
-            if on_token(token).is_break() {
-                return Ok((tokens, Finish::Aborted));
-            }
-            if tokens.len() == limits.max_tokens || self.committed.len() == self.max_seq_len {
-                break;
-            }
-            let pass = Pass::chain(&[token]);
-            logits = self.forward(&pass, LogitsOf::Last)?;
-            self.commit(&pass, 0);
-        }
-        Ok((tokens, Finish::Length))
     }
 }

@@ -1,8 +1,7 @@
 //! Work spread over threads, natively.
 //!
-//! This is the one place outside `src/gpu` that asks whether it is in a browser: there is one thread there, and the
-//! same work is done in turn. Each piece of work writes its own part of the result, so the result's bits do not
-//! depend on who did what.
+//! In a browser there is one thread, and the same work is done in turn. Each piece of work writes its own part of the
+//! result, so the result's bits do not depend on who did what.
 
 /// Calls `f(i, chunk)` for the chunks of `data` of `chunk_len` elements (the last may be shorter), in no order.
 #[cfg(not(target_arch = "wasm32"))]

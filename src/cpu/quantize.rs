@@ -1,4 +1,4 @@
-//! Twin of the `quantize` kernel: activations in 8 bits, one scale and one sum per block of 32.
+//! Twin of the shared helper `quant`: activations in 8 bits, one scale and one sum per block of 32.
 
 use super::numbers::reciprocal;
 use super::simd;

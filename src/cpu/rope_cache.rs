@@ -18,8 +18,8 @@ pub fn rope_table(config: &Config, len: usize) -> Vec<[f32; 2]> {
     table
 }
 
-/// Splits `qkv`, `[n_nodes, q_dim + 2 * kv_dim]`, turns q and k by their positions, scales q by `1 / sqrt(head_dim)`, writes k and v to the nodes'
-/// slots of `cache`, and answers q, `[n_nodes, q_dim]`.
+/// Splits `qkv`, `[n_nodes, q_dim + 2 * kv_dim]`, turns q and k by their positions, scales q by `1 / sqrt(head_dim)`,
+/// writes k and v to the nodes' slots of `cache`, and answers q, `[n_nodes, q_dim]`.
 ///
 /// The pairs are adjacent elements, whatever the file had: the loader puts the rows in this order. `table` is
 /// [`rope_table`]'s, at least as long as the last node's position. The nodes' slots must lie within the cache.

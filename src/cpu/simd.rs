@@ -92,8 +92,8 @@ fn has(level: Level) -> bool {
 ///
 /// `f` must be an `#[inline(always)]` closure over `#[inline(always)]` functions: only what is inlined is compiled
 /// anew. Inner loops are plain `for` loops for the same reason: closures given to `map` or `from_fn` are often left
-/// outside, and then every `fma` is a call. The result's bits do not depend on the instruction set, since the compiler neither fuses nor reorders
-/// floating-point operations on its own.
+/// outside, and then every `fma` is a call. The result's bits do not depend on the instruction set, since the compiler
+/// neither fuses nor reorders floating-point operations on its own.
 #[inline(always)]
 pub fn dispatch<R>(f: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]

@@ -26,8 +26,7 @@ impl GpuDecoder {
         let mut left_out = Vec::new();
         let plans: &[Fusion] = match choice {
             FusionChoice::None => &[Fusion::NONE],
-            FusionChoice::All => &[Fusion::NONE, Fusion::ALL],
-            FusionChoice::Auto => &[Fusion::NONE, Fusion::ALL],
+            FusionChoice::All | FusionChoice::Auto => &[Fusion::NONE, Fusion::ALL],
         };
         let decode = |fusion| StepKey { tokens: 1, outcome: Outcome::Predict, fusion };
         self.record(&plans.iter().map(|&fusion| decode(fusion)).collect::<Vec<_>>()).await?;
