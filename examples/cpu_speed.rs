@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for _ in 0..2 {
             cpu.truncate(0);
             let request = Request { prompt: &prompt[..n], max_tokens: 65, end_tokens: &[], mode: Mode::Loop };
-            let generated = cpu.generate(&request, &mut |_| ControlFlow::Continue(()))?;
+            let generated = pollster::block_on(cpu.generate(&request, &mut |_| ControlFlow::Continue(())))?;
             println!(
                 "prompt of {n}: prefill {:.1} tokens/s, decode {:.1} tokens/s, tokens {:?}…",
                 n as f64 / generated.ttft_ms * 1e3,

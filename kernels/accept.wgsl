@@ -15,7 +15,9 @@ fn main() {
     return;
   }
   control.n_committed += n_nodes;
-  control.n_steps += 1u;
+  if (PREDICTS) {
+    control.n_steps += 1u;
+  }
   if (!PREDICTS || control.n_committed != control.n_context) {
     return;
   }
@@ -23,7 +25,8 @@ fn main() {
   for (var part = 1u; part < N_PARTS; part++) {
     most = better(most, best[(n_nodes - 1u) * N_PARTS + part]);
   }
-  let token = min(most.token, VOCAB_SIZE - 1u);
+  // Where no logit is a number, token 0.
+  let token = select(most.token, 0u, most.token >= VOCAB_SIZE);
   context[control.n_context] = token;
   control.recent[control.n_generated % 256u] = token;
   control.n_context += 1u;

@@ -42,6 +42,11 @@ pub struct Features {
     pub packed_dot: bool,
 }
 
+impl Features {
+    /// Nothing beyond the core.
+    pub const PLAIN: Features = Features { exchange: 1, packed_dot: false };
+}
+
 /// Composes the kernel `name`: `values` in place of the defaults of its `const` lines, `helpers` behind it.
 ///
 /// # Errors

@@ -11,6 +11,7 @@ mod error;
 pub mod gpu;
 pub mod kernels;
 pub mod model;
+mod parallel;
 pub mod session;
 pub mod text;
 

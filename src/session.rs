@@ -248,7 +248,7 @@ impl Engine {
         };
         let generated = match &mut self.backend {
             Backend::Gpu(decoder) => decoder.generate(&request, &mut on_tokens).await?,
-            Backend::Cpu(decoder) => decoder.generate(&request, &mut on_tokens)?,
+            Backend::Cpu(decoder) => decoder.generate(&request, &mut on_tokens).await?,
         };
         let rest = stream.finish();
         if !rest.is_empty() {

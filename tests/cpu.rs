@@ -245,7 +245,7 @@ fn a_branch_of_a_tree_has_the_logits_of_its_text() {
             let prompt: Vec<u32> = (0..n_prompt).map(|_| random.bits() % 53).collect();
             let pass = Pass { tokens, ancestors };
             model.truncate(0);
-            model.prefill(&prompt, |_| ControlFlow::Continue(())).unwrap();
+            pollster::block_on(model.prefill(&prompt, |_| ControlFlow::Continue(()))).unwrap();
             let logits = model.forward(&pass, LogitsOf::All).unwrap();
             let node = 31 - random.bits() as usize % 8;
             // Committing the branch leaves the cache as if its text had been read alone.
@@ -272,7 +272,7 @@ fn greedy_decoding_keeps_its_limits() {
             left -= new.len();
             if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let generated = model.generate(&request, &mut on_tokens).unwrap();
+        let generated = pollster::block_on(model.generate(&request, &mut on_tokens)).unwrap();
         (generated.tokens, generated.finish)
     };
     let (tokens, finish) = generate(&prompt, 10, &[], 100);
@@ -296,10 +296,13 @@ fn wrong_requests_are_errors() {
     let config = small_config(3, 1, 32);
     let mut model = random_model(&mut Random(6), &config, Format::Q8, 40);
     let go_on = |_| ControlFlow::Continue(());
-    assert!(matches!(model.prefill(&[], go_on), Err(Error::BadInput(_))));
-    assert!(matches!(model.prefill(&[53], go_on), Err(Error::BadInput(_))));
-    assert!(matches!(model.prefill(&[1; 41], go_on), Err(Error::ContextOverflow { needed: 41, context: 40 })));
-    assert!(matches!(model.prefill(&[1; 35], |_| ControlFlow::Break(())), Err(Error::Aborted)));
+    assert!(matches!(pollster::block_on(model.prefill(&[], go_on)), Err(Error::BadInput(_))));
+    assert!(matches!(pollster::block_on(model.prefill(&[53], go_on)), Err(Error::BadInput(_))));
+    assert!(matches!(
+        pollster::block_on(model.prefill(&[1; 41], go_on)),
+        Err(Error::ContextOverflow { needed: 41, context: 40 })
+    ));
+    assert!(matches!(pollster::block_on(model.prefill(&[1; 35], |_| ControlFlow::Break(()))), Err(Error::Aborted)));
     for ancestors in [vec![0], vec![2], vec![1, 1], vec![1, 3, 7]] {
         let pass = Pass { tokens: vec![1, 2], ancestors };
         assert!(matches!(model.forward(&pass, LogitsOf::Last), Err(Error::BadInput(_))));
@@ -325,7 +328,9 @@ fn attention_is_the_softmax_of_the_scores() {
     cache.k.fill_with(&mut half);
     cache.v.fill_with(&mut half);
     let q = random.floats(4 * 96);
-    let attn = merge(&attention(&config, &q, &cache, &tree));
+    // The twin takes queries that are scaled already.
+    let scaled: Vec<f32> = q.iter().map(|q| q / 24f32.sqrt()).collect();
+    let attn = merge(&attention(&config, &scaled, &cache, &tree));
     for node in 0..4 {
         let slots: Vec<usize> =
             (0..70).chain((0..4).filter(|j| tree.ancestors[node] >> j & 1 == 1).map(|j| 70 + j)).collect();

@@ -15,8 +15,7 @@ const GENERATED: &[&str] = &["Cargo.lock", "fuzz/Cargo.lock", "web/package-lock.
 const FIXTURES: &str = "tests/fixtures/";
 
 /// Where code may depend on the processor: the GPU's two implementations, and the CPU's threads and vectors.
-const KNOWS_THE_TARGET: &[&str] =
-    &["src/gpu/", "src/cpu/parallel.rs", "src/cpu/simd.rs", "src/model/parallel.rs", "tests/tidy.rs"];
+const KNOWS_THE_TARGET: &[&str] = &["src/gpu/", "src/parallel.rs", "src/cpu/simd.rs", "tests/tidy.rs"];
 
 /// Kernels without a twin of their own name in `src/cpu/`, and why.
 const TWINLESS: &[(&str, &str)] = &[

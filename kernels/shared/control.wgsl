@@ -7,7 +7,7 @@ struct Control {
   n_generated: u32,              // tokens generated for this request
   max_context: u32,              // the request ends when the context holds this many tokens
   finished: u32,                 // 0 running, 1 an end token was generated, 2 max_context was reached
-  n_steps: u32,                  // steps that processed at least one node
+  n_steps: u32,                  // decode steps that processed at least one node
   n_end_tokens: u32,             // how many of end_tokens are in use
   end_tokens: array<u32, 24>,
   tokens: array<u32, 32>,        // the token of each node

@@ -2,10 +2,10 @@
 
 use super::kv_cache::KvCache;
 use super::numbers::{exp, f16_to_f32, tree_sum};
-use super::parallel;
 use super::simd;
 use super::tree::Tree;
 use crate::model::Config;
+use crate::parallel;
 
 /// Positions in a chunk. Chunks stand at fixed absolute positions.
 pub const CHUNK: usize = 32;

@@ -4,9 +4,8 @@ use std::ops::ControlFlow;
 
 use super::model::{CpuModel, LogitsOf, Pass};
 use super::{MAX_NODES, argmax};
-use crate::decoder::request::{Finish, Generated, OnTokens, Request, common_prefix};
-use crate::decoder::window::{check_request, check_tokens};
-use crate::gpu::now_ms;
+use crate::decoder::request::{Finish, Generated, OnTokens, Request, check_request, check_tokens, common_prefix};
+use crate::gpu::{breathe, now_ms};
 use crate::{Error, Result};
 
 impl CpuModel {
@@ -14,7 +13,7 @@ impl CpuModel {
     ///
     /// # Errors
     /// As [`GpuDecoder::generate`](crate::decoder::GpuDecoder::generate).
-    pub fn generate(&mut self, request: &Request<'_>, on_tokens: OnTokens<'_>) -> Result<Generated> {
+    pub async fn generate(&mut self, request: &Request<'_>, on_tokens: OnTokens<'_>) -> Result<Generated> {
         let started = now_ms();
         check_request(request, self.config(), self.max_seq_len())?;
         let n_prompt = request.prompt.len();
@@ -28,7 +27,7 @@ impl CpuModel {
             ttft_ms: 0.0,
             decode_ms: 0.0,
         };
-        let mut logits = match self.prefill(request.prompt, |_| on_tokens(&[])) {
+        let mut logits = match self.prefill(request.prompt, |_| on_tokens(&[])).await {
             Ok(logits) => logits,
             Err(Error::Aborted) => return Ok(generated),
             Err(error) => return Err(error),
@@ -53,6 +52,7 @@ impl CpuModel {
             if generated.finish.is_some() {
                 return Ok(generated);
             }
+            breathe().await;
             let pass = Pass::chain(&[token]);
             logits = self.forward(&pass, LogitsOf::Last)?;
             self.commit(&pass, 0);
@@ -64,6 +64,9 @@ impl CpuModel {
     /// # Errors
     /// As [`CpuModel::generate`].
     pub fn score(&mut self, tokens: &[u32], on_logits: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>) -> Result<()> {
+        if tokens.len() > self.max_seq_len() {
+            return Err(Error::ContextOverflow { needed: tokens.len(), context: self.max_seq_len() });
+        }
         check_tokens(tokens, self.config())?;
         let vocab_size = self.config().vocab_size;
         self.truncate(0);

@@ -2,9 +2,9 @@
 
 use super::attention::Partials;
 use super::numbers::{exp, fma, reciprocal, tree_sum};
-use super::parallel;
 use super::quantize::{Quantized, quantize};
 use super::simd;
+use crate::parallel;
 
 /// `attn`, `[n_nodes, n_heads * head_dim]`, from the chunks' partial results.
 pub fn merge(partials: &Partials) -> Vec<f32> {

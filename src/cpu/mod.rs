@@ -19,7 +19,6 @@ mod model;
 pub mod norm_quantize;
 pub mod numbers;
 pub mod packed;
-mod parallel;
 pub mod quantize;
 pub mod rope_cache;
 pub mod silu_quantize;

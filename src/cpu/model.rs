@@ -1,13 +1,14 @@
 //! A whole model on the CPU: the forward pass, and the tokens in its cache.
 
-use super::parallel;
 use super::weights::CpuWeights;
 use super::{
     KvCache, MAX_NODES, Tree, add_bias, add_residual, attention, embed, merge_quantize, norm_quantize, rope_cache,
     rope_table, silu_quantize,
 };
 use crate::decoder::request::common_prefix;
+use crate::gpu::breathe;
 use crate::model::Config;
+use crate::parallel;
 use crate::{Error, Result};
 use std::ops::ControlFlow;
 
@@ -185,7 +186,11 @@ impl CpuModel {
     /// # Errors
     /// [`Error::BadInput`] for an empty prompt, [`Error::ContextOverflow`] for one that is too long,
     /// [`Error::Aborted`] where `go_on` said so.
-    pub fn prefill(&mut self, prompt: &[u32], mut go_on: impl FnMut(usize) -> ControlFlow<()>) -> Result<Vec<f32>> {
+    pub async fn prefill(
+        &mut self,
+        prompt: &[u32],
+        mut go_on: impl FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Vec<f32>> {
         if prompt.is_empty() {
             return Err(Error::BadInput("the prompt is empty: give at least one token".into()));
         }
@@ -201,6 +206,7 @@ impl CpuModel {
             let is_last = pass.tokens.len() == rest.len();
             let logits = self.forward(&pass, if is_last { LogitsOf::Last } else { LogitsOf::None })?;
             self.commit(&pass, pass.tokens.len() - 1);
+            breathe().await;
             if go_on(self.committed.len()).is_break() {
                 return Err(Error::Aborted);
             }

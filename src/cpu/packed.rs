@@ -1,10 +1,10 @@
 //! Weights packed for the CPU: 16 rows side by side, so that one vector instruction serves 16 rows.
 
 use super::matmul::lanes;
-use super::parallel;
 use super::quantize::Quantized;
 use super::simd::{self, Activations, GROUP, Group, Line};
 use crate::model::{BLOCK, Blocks, Format};
+use crate::parallel;
 
 /// Bytes of codes that one piece of work reads: enough to outweigh handing it to a thread.
 const WORK_BYTES: usize = 32 << 10;

@@ -25,7 +25,7 @@ pub struct Control {
     pub max_context: u32,
     /// 0 running, 1 an end token was generated, 2 `max_context` was reached.
     pub finished: u32,
-    /// Steps that processed at least one node.
+    /// Decode steps that processed at least one node.
     pub n_steps: u32,
     /// How many of `end_tokens` are in use.
     pub n_end_tokens: u32,

@@ -8,6 +8,7 @@ use std::fmt::Display;
 use super::step::{Pass, Scratch};
 use super::weights::{Layer, Matrix, Weights};
 use crate::Result;
+use crate::cpu::lanes;
 use crate::gpu::{Buffer, Range};
 use crate::kernels::{Features, compose};
 use crate::model::{BLOCK, Config, Format};
@@ -387,15 +388,6 @@ impl Tiling {
     /// Rows of a workgroup.
     fn wg_rows(&self) -> usize {
         self.wg / self.lanes * self.rows
-    }
-}
-
-/// Threads that share a row of `n_blocks` blocks: part of the canonical order of a product.
-pub(crate) fn lanes(n_blocks: usize) -> usize {
-    match n_blocks {
-        0..=64 => 8,
-        65..=256 => 16,
-        _ => 32,
     }
 }
 

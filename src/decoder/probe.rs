@@ -1,5 +1,5 @@
-//! The probe at load: every step that will be used is compared, bit for bit on this very device, with the step of one
-//! token and a kernel an operation. What differs is not used.
+//! The probe at load: the steps of decoding and of prefill are compared, bit for bit on this very device, with the step
+//! of one token in the plainest kernels. What differs is not used.
 
 use super::control::Control;
 use super::forward::{Fusion, Outcome, vocab_parts};
@@ -24,22 +24,25 @@ impl GpuDecoder {
     /// Records, probes and, for [`FusionChoice::Auto`], times the plans; answers what was left out.
     pub(super) async fn choose_plan(&mut self, choice: FusionChoice) -> Result<Vec<String>> {
         let mut left_out = Vec::new();
-        let plans: &[Fusion] = match choice {
-            FusionChoice::None => &[Fusion::NONE],
-            FusionChoice::All | FusionChoice::Auto => &[Fusion::NONE, Fusion::ALL],
-        };
-        let decode = |fusion| StepKey { tokens: 1, outcome: Outcome::Predict, fusion };
-        self.record(&plans.iter().map(|&fusion| decode(fusion)).collect::<Vec<_>>()).await?;
-
-        let reference = self.trace(decode(Fusion::NONE)).await?;
-        self.fusion = match choice {
+        let decode = |fusion, plain| StepKey { tokens: 1, outcome: Outcome::Predict, fusion, plain };
+        let key = decode(Fusion::NONE, true);
+        self.record(&[key]).await?;
+        let reference = self.trace(key).await?;
+        let wanted = match choice {
             FusionChoice::None => Fusion::NONE,
             FusionChoice::All => Fusion::ALL,
-            FusionChoice::Auto => self.faster(plans).await?,
+            FusionChoice::Auto => self.faster().await?,
         };
-        if self.fusion != Fusion::NONE && !self.trace(decode(self.fusion)).await?.agrees(&reference) {
-            left_out.push("the fused plan gives other bits than the plain one on this device".to_owned());
-            self.fusion = Fusion::NONE;
+        for (fusion, plain) in [(wanted, false), (Fusion::NONE, false), (wanted, true), (Fusion::NONE, true)] {
+            (self.fusion, self.plain) = (fusion, plain);
+            let key = self.decode_key();
+            self.record(&[key]).await?;
+            if self.trace(key).await?.agrees(&reference) {
+                break;
+            }
+            let plan = if fusion == Fusion::NONE { "the plan of a kernel an operation" } else { "the fused plan" };
+            let features = if plain { "" } else { ", with this device's subgroups and packed dot product," };
+            left_out.push(format!("{plan}{features} gives other bits than the plain kernels on this device"));
         }
         // The widest prefill step that agrees; a step of one always does.
         let software = self.gpu.adapter().is_software;
@@ -90,10 +93,12 @@ impl GpuDecoder {
     }
 
     /// The plan whose decode step takes less time.
-    async fn faster(&self, plans: &[Fusion]) -> Result<Fusion> {
+    async fn faster(&mut self) -> Result<Fusion> {
         let mut best = (f64::INFINITY, Fusion::NONE);
-        for &fusion in plans {
-            let step = self.recording(StepKey { tokens: 1, outcome: Outcome::Predict, fusion })?;
+        for fusion in [Fusion::NONE, Fusion::ALL] {
+            let key = StepKey { tokens: 1, outcome: Outcome::Predict, fusion, plain: false };
+            self.record(&[key]).await?;
+            let step = self.recording(key)?;
             let mut shortest = f64::INFINITY;
             let (repeats, steps) = if self.gpu.adapter().is_software { (1, 1) } else { (3, 8) };
             for _ in 0..repeats {

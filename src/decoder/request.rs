@@ -2,6 +2,10 @@
 
 use std::ops::ControlFlow;
 
+use super::control::MAX_END_TOKENS;
+use crate::model::Config;
+use crate::{Error, Result};
+
 pub use super::control::Finish;
 
 /// How the loop waits for the GPU. The tokens do not depend on it.
@@ -72,4 +76,34 @@ impl Generated {
 /// Number of tokens at the start of both.
 pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// Whether a backend with this model and context can serve the request.
+pub(crate) fn check_request(request: &Request<'_>, config: &Config, max_seq_len: usize) -> Result<()> {
+    if request.prompt.is_empty() {
+        return Err(Error::BadInput("the prompt is empty: give at least one token".into()));
+    }
+    if request.max_tokens == 0 {
+        return Err(Error::BadInput("max_tokens is 0: ask for at least one token".into()));
+    }
+    if request.end_tokens.len() > MAX_END_TOKENS {
+        return Err(Error::BadInput(format!(
+            "{} end tokens were given but the loop watches for at most {MAX_END_TOKENS}: give fewer",
+            request.end_tokens.len()
+        )));
+    }
+    if request.prompt.len() >= max_seq_len {
+        return Err(Error::ContextOverflow { needed: request.prompt.len() + 1, context: max_seq_len });
+    }
+    check_tokens(request.prompt, config)
+}
+
+pub(crate) fn check_tokens(tokens: &[u32], config: &Config) -> Result<()> {
+    match tokens.iter().find(|token| **token as usize >= config.vocab_size) {
+        Some(token) => Err(Error::BadInput(format!(
+            "token {token} is outside the vocabulary of {} tokens: tokenise the prompt with the model's own tokenizer",
+            config.vocab_size
+        ))),
+        None => Ok(()),
+    }
 }

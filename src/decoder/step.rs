@@ -25,6 +25,8 @@ pub struct StepKey {
     pub outcome: Outcome,
     /// Which operations share a kernel.
     pub fusion: Fusion,
+    /// Does without subgroups and the packed dot product, even where the device has them.
+    pub plain: bool,
 }
 
 /// All that shapes the kernels of one step besides the model.
@@ -75,30 +77,31 @@ pub struct Scratch {
 
 /// Bytes of each buffer of [`Scratch`], by name, for the memory plan.
 pub fn scratch_sizes(config: &Config, max_seq_len: usize, max_tokens: usize) -> Vec<(&'static str, u64)> {
-    let chunks = max_seq_len / CHUNK;
-    let quantized = |n: usize| 48 * max_tokens * (n / BLOCK);
-    let floats = |n: usize| 4 * max_tokens * n;
-    let sizes = [
-        ("control", size_of::<Control>()),
-        ("context", 4 * max_seq_len),
-        ("rope", 4 * max_seq_len * config.head_dim),
+    // In 64 bits and saturating: a page's own integers have 32, and a size that wrapped would seem to fit.
+    let product = |factors: &[usize]| factors.iter().fold(1u64, |product, n| product.saturating_mul(*n as u64));
+    let quantized = |n: usize| product(&[48, max_tokens, n / BLOCK]);
+    let floats = |n: usize| product(&[4, max_tokens, n]);
+    let partial = [4, max_tokens, config.n_heads, max_seq_len / CHUNK, config.head_dim + 2];
+    vec![
+        ("control", size_of::<Control>() as u64),
+        ("context", product(&[4, max_seq_len])),
+        ("rope", product(&[4, max_seq_len, config.head_dim])),
         ("x", floats(config.dim)),
         ("h", quantized(config.dim)),
         ("qkv", floats(config.qkv_dim())),
         ("q", floats(config.q_dim())),
-        ("partial", floats(config.n_heads * chunks * (config.head_dim + 2))),
+        ("partial", product(&partial)),
         ("attn", quantized(config.q_dim())),
-        ("gate_up", floats(2 * config.hidden_dim)),
+        ("gate_up", product(&[8, max_tokens, config.hidden_dim])),
         ("act", quantized(config.hidden_dim)),
         ("logits", floats(config.vocab_size)),
-        ("best", 2 * floats(vocab_parts(config.vocab_size))),
-    ];
-    sizes.into_iter().map(|(name, size)| (name, size as u64)).collect()
+        ("best", product(&[8, max_tokens, vocab_parts(config.vocab_size)])),
+    ]
 }
 
 /// Bytes of one layer's cache.
 pub fn cache_size(config: &Config, max_seq_len: usize) -> u64 {
-    4 * (max_seq_len * config.kv_dim()) as u64
+    4 * max_seq_len as u64 * config.kv_dim() as u64
 }
 
 /// The widest step whose buffers all fit one binding of `max_binding` bytes.
@@ -186,7 +189,7 @@ impl Steps {
                     config.dim,
                     gpu.adapter().max_workgroup_memory.min(16 << 10) as usize,
                 ),
-                features: features(gpu.adapter()),
+                features: if key.plain { Features::PLAIN } else { features(gpu.adapter()) },
             };
             let mut ops = Vec::new();
             forward(config, weights, scratch, &pass, &mut |op| ops.push(op))?;

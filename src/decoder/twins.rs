@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::control::{Control, MAX_NODES};
-use super::forward::{Fusion, Op, Ops, Outcome, features, forward, fused_norm_tokens, lanes};
+use super::forward::{Fusion, Op, Ops, Outcome, features, forward, fused_norm_tokens};
 use super::step::{BUCKETS, CHUNK, Pass, Scratch};
 use super::weights::Weights;
 use crate::cpu::{self, KvCache, Quantized, Tree};
@@ -412,9 +412,4 @@ fn a_tree_has_the_bits_of_steps_of_one() {
     for config in shapes() {
         pollster::block_on(check_bits(config, [Format::Q4Min, Format::Q8, Format::Q8]));
     }
-}
-
-#[test]
-fn the_lanes_are_the_twins() {
-    assert!((0..2000).all(|n_blocks| lanes(n_blocks) == cpu::lanes(n_blocks)));
 }

@@ -189,7 +189,8 @@ impl Matrix {
     async fn new(gpu: &Gpu, info: &MatrixInfo, max_binding: u64) -> Result<Matrix> {
         let n_blocks = info.n_cols / crate::model::BLOCK;
         let row_bytes = 4 * n_blocks * info.format.code_words();
-        let most = gpu.adapter().max_binding.min(gpu.adapter().max_buffer).min(max_binding) as usize / row_bytes;
+        let most = gpu.adapter().max_binding.min(gpu.adapter().max_buffer).min(max_binding) / row_bytes as u64;
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
         // Parts of an even number of rows keep the packed scales of a part whole words.
         let part_rows = if info.n_rows <= most { info.n_rows } else { (most & !1).max(2) };
         let mut parts = Vec::new();

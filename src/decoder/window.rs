@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
-use super::control::{Control, MAX_END_TOKENS, RECENT};
+use super::control::{Control, RECENT};
 use super::forward::{Fusion, Outcome};
-use super::request::{Generated, Mode, OnTokens, Request, common_prefix};
+use super::request::{Generated, Mode, OnTokens, Request, check_request, check_tokens, common_prefix};
 use super::step::{Scratch, StepKey, Steps, widest_bucket};
 use super::weights::Weights;
 use crate::gpu::{Gpu, Staging, now_ms};
@@ -45,6 +45,8 @@ pub struct GpuDecoder {
     /// Nodes of a prefill step.
     pub(super) prefill_tokens: usize,
     pub(super) fusion: Fusion,
+    /// Whether the kernels do without subgroups and the packed dot product.
+    pub(super) plain: bool,
     staging: Vec<Staging>,
     /// Windows in flight: the staging buffer and the number of steps of each.
     flying: VecDeque<(usize, usize)>,
@@ -85,6 +87,7 @@ impl GpuDecoder {
             steps: Steps::default(),
             prefill_tokens,
             fusion: Fusion::NONE,
+            plain: false,
             staging,
             flying: VecDeque::new(),
             cached: Vec::new(),
@@ -127,11 +130,11 @@ impl GpuDecoder {
     }
 
     pub(super) fn decode_key(&self) -> StepKey {
-        StepKey { tokens: 1, outcome: Outcome::Predict, fusion: self.fusion }
+        StepKey { tokens: 1, outcome: Outcome::Predict, fusion: self.fusion, plain: self.plain }
     }
 
     pub(super) fn prefill_key(&self) -> StepKey {
-        StepKey { tokens: self.prefill_tokens, outcome: Outcome::Prefill, fusion: self.fusion }
+        StepKey { tokens: self.prefill_tokens, outcome: Outcome::Prefill, fusion: self.fusion, plain: self.plain }
     }
 
     pub(super) async fn record(&mut self, keys: &[StepKey]) -> Result<()> {
@@ -182,9 +185,11 @@ impl GpuDecoder {
 
     /// Waits for windows that an earlier, dropped request left in flight.
     async fn land(&mut self) -> Result<()> {
-        while let Some((slot, _)) = self.flying.pop_front() {
+        while let Some(&(slot, _)) = self.flying.front() {
             self.cached.clear();
-            self.gpu.read_staging(&self.staging[slot]).await?;
+            let read = self.gpu.read_staging(&self.staging[slot]).await;
+            self.flying.pop_front();
+            read?;
         }
         Ok(())
     }
@@ -195,7 +200,7 @@ impl GpuDecoder {
         let mut control = Control {
             n_committed: n_committed as u32,
             n_context: n_prompt as u32,
-            max_context: (n_prompt + request.max_tokens).min(self.context) as u32,
+            max_context: n_prompt.saturating_add(request.max_tokens).min(self.context) as u32,
             n_end_tokens: request.end_tokens.len() as u32,
             ..Control::new()
         };
@@ -263,8 +268,9 @@ impl GpuDecoder {
                 self.flying.push_back((slot, window));
             }
             let Some(&(slot, window)) = self.flying.front() else { break };
-            let bytes = self.gpu.read_staging(&self.staging[slot]).await?;
+            let read = self.gpu.read_staging(&self.staging[slot]).await;
             self.flying.pop_front();
+            let bytes = read?;
             let control: Control = bytemuck::pod_read_unaligned(&bytes);
             let known = generated.tokens.len();
             let end = now_ms();
@@ -281,7 +287,7 @@ impl GpuDecoder {
             }
             let new: Vec<u32> = (known..control.n_generated as usize).map(|g| control.recent[g % RECENT]).collect();
             generated.tokens.extend_from_slice(&new);
-            generated.steps = control.n_generated as usize;
+            generated.steps = control.n_steps as usize;
             generated.finish = control.finish();
             ended = generated.finish.is_some();
             if on_tokens(&new).is_break() {
@@ -324,35 +330,5 @@ impl GpuDecoder {
             }
         }
         Ok(())
-    }
-}
-
-/// Whether a backend with this model and context can serve the request.
-pub(crate) fn check_request(request: &Request<'_>, config: &Config, max_seq_len: usize) -> Result<()> {
-    if request.prompt.is_empty() {
-        return Err(Error::BadInput("the prompt is empty: give at least one token".into()));
-    }
-    if request.max_tokens == 0 {
-        return Err(Error::BadInput("max_tokens is 0: ask for at least one token".into()));
-    }
-    if request.end_tokens.len() > MAX_END_TOKENS {
-        return Err(Error::BadInput(format!(
-            "{} end tokens were given but the loop watches for at most {MAX_END_TOKENS}: give fewer",
-            request.end_tokens.len()
-        )));
-    }
-    if request.prompt.len() >= max_seq_len {
-        return Err(Error::ContextOverflow { needed: request.prompt.len() + 1, context: max_seq_len });
-    }
-    check_tokens(request.prompt, config)
-}
-
-pub(crate) fn check_tokens(tokens: &[u32], config: &Config) -> Result<()> {
-    match tokens.iter().find(|token| **token as usize >= config.vocab_size) {
-        Some(token) => Err(Error::BadInput(format!(
-            "token {token} is outside the vocabulary of {} tokens: tokenise the prompt with the model's own tokenizer",
-            config.vocab_size
-        ))),
-        None => Ok(()),
     }
 }

@@ -10,9 +10,9 @@ mod native;
 mod web;
 
 #[cfg(not(target_arch = "wasm32"))]
-pub use native::{Bindings, Buffer, Gpu, Kernel, Recording, Staging, now_ms};
+pub use native::{Bindings, Buffer, Gpu, Kernel, Recording, Staging, breathe, now_ms};
 #[cfg(target_arch = "wasm32")]
-pub use web::{Bindings, Buffer, Gpu, Kernel, Recording, Staging, now_ms};
+pub use web::{Bindings, Buffer, Gpu, Kernel, Recording, Staging, breathe, now_ms};
 
 /// Which limits to ask the adapter for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -61,7 +61,32 @@ impl Recording {
 /// A small buffer that the CPU can map. One read is outstanding at a time.
 pub struct Staging {
     inner: wgpu::Buffer,
-    mapped: Arc<Mutex<Option<Result<(), wgpu::BufferAsyncError>>>>,
+    mapped: Arc<Mutex<Mapping>>,
+}
+
+/// How far the mapping of a staging buffer is.
+enum Mapping {
+    /// Nothing was submitted that would fill it.
+    Idle,
+    Pending,
+    Done(Result<(), wgpu::BufferAsyncError>),
+}
+
+impl Staging {
+    fn start_mapping(&self) {
+        set(&self.mapped, Mapping::Pending);
+        let mapped = self.mapped.clone();
+        self.inner.map_async(wgpu::MapMode::Read, .., move |result| set(&mapped, Mapping::Done(result)));
+    }
+
+    /// The mapping's state; where it is done, the buffer is idle from then on.
+    fn take_mapping(&self) -> Mapping {
+        let mut mapped = self.mapped.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match *mapped {
+            Mapping::Pending => Mapping::Pending,
+            _ => std::mem::replace(&mut mapped, Mapping::Idle),
+        }
+    }
 }
 
 impl Buffer {
@@ -167,7 +192,7 @@ impl Gpu {
     pub async fn staging(&self, size: u64) -> Result<Staging> {
         let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
         let inner = self.allocate("staging", size, usage).await?;
-        Ok(Staging { inner, mapped: Arc::new(Mutex::new(None)) })
+        Ok(Staging { inner, mapped: Arc::new(Mutex::new(Mapping::Idle)) })
     }
 
     async fn allocate(&self, label: &str, size: u64, usage: wgpu::BufferUsages) -> Result<wgpu::Buffer> {
@@ -317,9 +342,7 @@ impl Gpu {
         }
         self.shared.queue.submit([encoder.finish()]);
         if let Some((_, staging)) = copy {
-            set(&staging.mapped, None);
-            let mapped = staging.mapped.clone();
-            staging.inner.map_async(wgpu::MapMode::Read, .., move |result| set(&mapped, Some(result)));
+            staging.start_mapping();
         }
     }
 
@@ -328,14 +351,16 @@ impl Gpu {
     /// # Errors
     /// [`Error::DeviceLost`].
     pub async fn read_staging(&self, staging: &Staging) -> Result<Vec<u8>> {
+        let refused = |message: String| Error::Gpu { what: "a readback".into(), message };
         loop {
-            match take(&staging.mapped) {
-                Some(Ok(())) => break,
-                Some(Err(error)) => {
+            match staging.take_mapping() {
+                Mapping::Done(Ok(())) => break,
+                Mapping::Done(Err(error)) => {
                     self.check_lost()?;
-                    return Err(Error::Gpu { what: "a readback".into(), message: error.to_string() });
+                    return Err(refused(error.to_string()));
                 }
-                None => {
+                Mapping::Idle => return Err(refused("nothing was submitted to read".into())),
+                Mapping::Pending => {
                     self.check_lost()?;
                     // Other windows may be in flight behind this one: wait in short turns, not for all of them.
                     let _ = self.shared.device.poll(wgpu::PollType::Poll);
@@ -345,7 +370,7 @@ impl Gpu {
         }
         let bytes = match staging.inner.get_mapped_range(..) {
             Ok(view) => view.to_vec(),
-            Err(error) => return Err(Error::Gpu { what: "a readback".into(), message: error.to_string() }),
+            Err(error) => return Err(refused(error.to_string())),
         };
         staging.inner.unmap();
         Ok(bytes)
@@ -361,8 +386,7 @@ impl Gpu {
         let mut encoder = self.shared.device.create_command_encoder(&Default::default());
         encoder.copy_buffer_to_buffer(&buffer.inner, offset, &staging.inner, 0, size);
         self.shared.queue.submit([encoder.finish()]);
-        let mapped = staging.mapped.clone();
-        staging.inner.map_async(wgpu::MapMode::Read, .., move |result| set(&mapped, Some(result)));
+        staging.start_mapping();
         self.read_staging(&staging).await
     }
 
@@ -391,10 +415,6 @@ fn set<T>(slot: &Mutex<T>, value: T) {
     *slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = value;
 }
 
-fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
-    slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
-}
-
 /// Milliseconds since some fixed moment.
 pub fn now_ms() -> f64 {
     use std::sync::OnceLock;
@@ -402,3 +422,6 @@ pub fn now_ms() -> f64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_secs_f64() * 1e3
 }
+
+/// Lets others run between two pieces of work on the CPU: in a page its messages, here nobody, since threads do.
+pub async fn breathe() {}

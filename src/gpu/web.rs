@@ -593,3 +593,14 @@ fn text_of(error: &JsValue) -> String {
         None => error.as_string().unwrap_or_else(|| format!("{error:?}")),
     }
 }
+
+/// Lets others run between two pieces of work on the CPU: the worker hears its messages.
+pub async fn breathe() {
+    let timer = Promise::new(&mut |resolve, _| {
+        let set_timeout = Reflect::get(&js_sys::global(), &JsValue::from_str("setTimeout"));
+        if let Ok(set_timeout) = set_timeout.map(js_sys::Function::from) {
+            let _ = set_timeout.call1(&JsValue::UNDEFINED, &resolve);
+        }
+    });
+    let _ = JsFuture::from(timer).await;
+}

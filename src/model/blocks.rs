@@ -3,8 +3,8 @@
 use half::f16;
 
 use super::ggml::{self, GgmlType, MAX_BLOCK};
-use super::parallel;
 use super::quantize::{Quantized, quantize_q4, quantize_q4_min, quantize_q8};
+use crate::parallel;
 
 /// Elements in a block.
 pub const BLOCK: usize = 32;

@@ -9,7 +9,6 @@ pub mod ggml;
 pub mod gguf;
 pub mod metadata;
 pub mod package;
-mod parallel;
 pub mod plan;
 pub mod quantize;
 pub mod source;
