@@ -176,6 +176,48 @@ fn errors_end_without_a_dot() {
     check(faults);
 }
 
+fn cargo(arguments: &[&str]) -> Vec<u8> {
+    let done = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    done.stdout
+}
+
+/// What cargo says of the workspace's crates.
+fn metadata(arguments: &[&str]) -> serde_json::Value {
+    let always = ["metadata", "--offline", "--locked", "--format-version", "1"];
+    serde_json::from_slice(&cargo(&[&always, arguments].concat())).unwrap()
+}
+
+/// `ARCHITECTURE.md` has a word on every file of the program and on every dependency.
+#[test]
+fn the_architecture_names_everything() {
+    let page = read("ARCHITECTURE.md");
+    let mut faults = Vec::new();
+    for name in tracked() {
+        let path = Path::new(&name);
+        let file = path.file_name().unwrap().to_str().unwrap();
+        let is_twin = || root().join(format!("kernels/{}.wgsl", path.file_stem().unwrap().to_str().unwrap())).exists();
+        let is_program = ["src/", "cli/src/", "web/src/"].iter().any(|folder| name.starts_with(folder));
+        if !is_program || file == "mod.rs" || (name.starts_with("src/cpu/") && is_twin()) {
+            continue;
+        }
+        // Files of the engine stand there with their folder.
+        let shown = name.strip_prefix("src/").unwrap_or(file);
+        faults.extend((!page.contains(&format!("`{shown}`"))).then(|| format!("ARCHITECTURE.md does not name {name}")));
+    }
+    for member in metadata(&["--no-deps"])["packages"].as_array().unwrap() {
+        for dependency in member["dependencies"].as_array().unwrap() {
+            let name = dependency["name"].as_str().unwrap();
+            // As a whole word of the table.
+            let is_named = page.split(['|', ',', ' ']).any(|word| word.trim() == name);
+            let fault = || format!("ARCHITECTURE.md does not say what {name} is for");
+            faults.extend((dependency["path"].is_null() && !is_named).then(fault));
+        }
+    }
+    faults.dedup();
+    check(faults);
+}
+
 /// Every crate of this machine's build has a licence that `deny.toml` allows.
 #[test]
 fn licences_are_allowed() {
@@ -188,16 +230,10 @@ fn licences_are_allowed() {
         plain.split(" AND ").all(|part| part.split(" OR ").any(|one| allowed.contains(&one.trim())))
     };
 
-    let cargo = |arguments: &[&str]| {
-        let done = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().unwrap();
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        done.stdout
-    };
     let version = String::from_utf8(cargo(&["-vV"])).unwrap();
     let host = version.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
     // Offline: the crates of this build have been fetched, those of other systems need not have been.
-    let metadata = cargo(&["metadata", "--offline", "--locked", "--format-version", "1", "--filter-platform", host]);
-    let metadata: serde_json::Value = serde_json::from_slice(&metadata).unwrap();
+    let metadata = metadata(&["--filter-platform", host]);
     let crates = metadata["packages"].as_array().unwrap();
     assert!(crates.len() > 50);
     let refused = crates.iter().filter(|found| !is_fine(found["license"].as_str().unwrap_or_default()));
