@@ -82,7 +82,7 @@ pub fn reciprocal_sqrt(x: f32) -> f32 {
 #[allow(clippy::excessive_precision)]
 pub fn exp(x: f32) -> f32 {
     let clamped = x.max(-87.3);
-    let n = (clamped * 1.442_695_04).round_ties_even();
+    let n = (clamped * std::f32::consts::LOG2_E).round_ties_even();
     let r = fma(n, -std::f32::consts::LN_2, clamped);
     // e^r for |r| <= ln 2 / 2, with the coefficients of Cephes' expf.
     let mut p = fma(1.987_569_1e-4, r, 1.398_2e-3);
