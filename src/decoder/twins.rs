@@ -90,11 +90,11 @@ impl Bench {
             infos.push(MatrixInfo { kind, layer, n_rows, n_cols, format });
         };
         add(MatrixKind::EmbedTokens, 0, config.vocab_size, config.dim, formats[2]);
-        for layer in 0..config.n_layers {
-            add(MatrixKind::QkvProj, layer, config.qkv_dim(), config.dim, formats[layer]);
-            add(MatrixKind::OProj, layer, config.dim, config.q_dim(), formats[layer]);
-            add(MatrixKind::GateUpProj, layer, 2 * config.hidden_dim, config.dim, formats[layer]);
-            add(MatrixKind::DownProj, layer, config.dim, config.hidden_dim, formats[layer]);
+        for (layer, &format) in formats.iter().enumerate().take(config.n_layers) {
+            add(MatrixKind::QkvProj, layer, config.qkv_dim(), config.dim, format);
+            add(MatrixKind::OProj, layer, config.dim, config.q_dim(), format);
+            add(MatrixKind::GateUpProj, layer, 2 * config.hidden_dim, config.dim, format);
+            add(MatrixKind::DownProj, layer, config.dim, config.hidden_dim, format);
         }
         let mut weights = Weights::new(&gpu, &config, &infos).await.unwrap();
         let mut blocks = Vec::new();

@@ -44,7 +44,7 @@ try {
   browser = await startBrowser();
   const query = new URLSearchParams(process.env.FORERUN_QUERY ?? "");
   // Enough to see, and not too much for a GPU that is a program on the CPU.
-  if (!query.has("max")) query.set("max", "24");
+  if (!query.has("max")) query.set("max", "16");
   if (process.env.FORERUN_MODEL) query.set("model", process.env.FORERUN_MODEL);
   const page = await openPage(browser, `${server.address}chat/?${query}`);
   await page.click("#load");
