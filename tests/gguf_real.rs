@@ -1,7 +1,7 @@
 //! Real model files: opens and streams each, and prints what it became.
 //!
 //! Ignored by default because it needs files that are not in the repository:
-//! `FORERUN_MODELS=a.gguf:b.gguf cargo test --release --test gguf_real -- --ignored --nocapture`
+//! `FORERUN_MODELS=$PWD/models cargo test --release --test gguf_real -- --ignored --nocapture`
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -43,11 +43,14 @@ impl WeightSink for Counter {
 }
 
 #[test]
-#[ignore = "needs model files, named by FORERUN_MODELS"]
+#[ignore = "needs a folder with model files, named by FORERUN_MODELS"]
 fn real_models_open_and_stream() {
-    let paths = std::env::var("FORERUN_MODELS").expect("FORERUN_MODELS names model files, with colons between them");
-    for path in paths.split(':') {
-        let source = FileSource::open(path).unwrap();
+    let folder = std::env::var("FORERUN_MODELS").expect("FORERUN_MODELS names a folder with model files");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let models: Vec<_> = files.filter(|path| path.extension().is_some_and(|ending| ending == "gguf")).collect();
+    assert!(!models.is_empty());
+    for path in models {
+        let source = FileSource::open(&path).unwrap();
         let start = Instant::now();
         let model = pollster::block_on(Model::open(&source, &ModelOptions::default())).unwrap();
         let opened = start.elapsed();
@@ -66,7 +69,7 @@ fn real_models_open_and_stream() {
         assert_eq!(plan.vectors, 4 * sink.vectors.values().sum::<usize>() as u64);
         assert_eq!(sink.progress.0, sink.progress.1);
         let shape = forerun::model::Config { rope_frequencies: vec![], ..model.config.clone() };
-        println!("{path}\n  {shape:?}\n  formats {formats:?}\n  {plan:?}");
+        println!("{}\n  {shape:?}\n  formats {formats:?}\n  {plan:?}", path.display());
         println!("  opened in {opened:.2?}, streamed in {streamed:.2?}, largest slab {}", sink.largest_slab);
     }
 }

@@ -122,7 +122,7 @@ impl PackedBlocks {
         out
     }
 
-    /// The product of [`super::matmul`], bit for bit: `[n_tokens, n_rows]` from `x`, `[n_tokens, n_cols]`.
+    /// The product of [`super::matmul()`], bit for bit: `[n_tokens, n_rows]` from `x`, `[n_tokens, n_cols]`.
     pub fn matmul(&self, x: &Quantized) -> Vec<f32> {
         let (n_blocks, n_tokens) = (self.n_cols / BLOCK, x.n_rows());
         if n_blocks == 0 || n_tokens == 0 {

@@ -1,6 +1,6 @@
 //! The forward pass, as the list of dispatches of one step.
 //!
-//! [`forward`] reads from top to bottom like the model's equations. Nothing is computed here: each operation is
+//! `forward` reads from top to bottom like the model's equations. Nothing is computed here: each operation is
 //! composed from its kernel and noted down, and [`super::step`] compiles and records the list.
 
 use std::fmt::Display;

@@ -2,7 +2,7 @@
 //!
 //! Ignored by default because it needs files that are not in the repository, named by a folder that holds
 //! `smollm2-135m.gguf` and `qwen2.5-0.5b.gguf`:
-//! `FORERUN_MODELS_DIR=models cargo test --release --test text real -- --ignored --nocapture`
+//! `FORERUN_MODELS=$PWD/models cargo test --release --test text real -- --ignored --nocapture`
 
 use std::time::Instant;
 
@@ -12,9 +12,9 @@ use forerun::text::{ChatTemplate, Tokenizer};
 use crate::{fixture, ids, templates, tokenizers};
 
 #[test]
-#[ignore = "needs model files: set FORERUN_MODELS_DIR"]
+#[ignore = "needs model files: set FORERUN_MODELS"]
 fn real_models() {
-    let folder = std::env::var("FORERUN_MODELS_DIR").expect("FORERUN_MODELS_DIR names the folder of the models");
+    let folder = std::env::var("FORERUN_MODELS").expect("FORERUN_MODELS names the folder of the models");
     for case in fixture("real.json").as_array().unwrap() {
         let name = case["name"].as_str().unwrap();
         let file = if name == "smollm2" { "smollm2-135m.gguf" } else { "qwen2.5-0.5b.gguf" };
