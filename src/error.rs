@@ -15,7 +15,7 @@ pub enum Error {
     BadInput(String),
     /// The prompt does not fit the context.
     #[error(
-        "the prompt has {needed} tokens but the context holds {context}: shorten the prompt or ask for a longer context"
+        "the prompt needs a context of {needed} tokens or more but this one holds {context}: shorten the prompt or ask for a longer context"
     )]
     ContextOverflow {
         /// Tokens the request needs.

@@ -103,6 +103,8 @@ pub struct Engine {
     backend: Backend,
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
+    /// Bytes of the longest token.
+    longest_token: usize,
 }
 
 enum Backend {
@@ -143,7 +145,8 @@ impl Engine {
             }
         };
         on_progress(Progress::Ready);
-        Ok(Engine { backend, tokenizer, template })
+        let longest_token = (0..tokenizer.vocab_size() as u32).map(|token| tokenizer.token_bytes(token).len()).max();
+        Ok(Engine { backend, tokenizer, template, longest_token: longest_token.unwrap_or(1).max(1) })
     }
 
     /// The model's shape.
@@ -199,10 +202,11 @@ impl Engine {
     /// The tokens of a prompt, as the model will see them.
     ///
     /// # Errors
-    /// [`Error::BadInput`] where the model has no chat template or the template refuses the conversation.
+    /// [`Error::BadInput`] where the model has no chat template or the template refuses the conversation,
+    /// [`Error::ContextOverflow`] for a text that is far too long.
     pub fn tokens(&self, prompt: Prompt<'_>) -> Result<Vec<u32>> {
         match prompt {
-            Prompt::Raw(text) => self.tokenizer.encode(text, true),
+            Prompt::Raw(text) => self.encode(text, true),
             Prompt::Chat(messages) => {
                 let template = self.template.as_ref().ok_or_else(|| {
                     Error::BadInput("this model has no chat template: give it a raw text to continue (--raw)".into())
@@ -211,9 +215,19 @@ impl Engine {
                 let (bos, eos) = (spelling(self.tokenizer.bos()), spelling(self.tokenizer.eos()));
                 let options =
                     RenderOptions { add_generation_prompt: true, bos: &bos, eos: &eos, ..RenderOptions::default() };
-                self.tokenizer.encode(&template.render(messages, &options)?, false)
+                self.encode(&template.render(messages, &options)?, false)
             }
         }
+    }
+
+    /// Tokenises a text, unless it is so long that its tokens cannot fit the context: that would only take memory.
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        // Normalisation may shorten a text, but not to a quarter.
+        let needed = text.len() / 4 / self.longest_token;
+        if needed > self.context() {
+            return Err(Error::ContextOverflow { needed, context: self.context() });
+        }
+        self.tokenizer.encode(text, add_special)
     }
 
     /// Answers a prompt; `on_text` gets the text as it comes, whole characters only and now and then an empty piece,

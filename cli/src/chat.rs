@@ -1,6 +1,6 @@
 //! `forerun chat`: a conversation, line by line.
 
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal, Read, Write};
 
 use forerun::Error;
 use forerun::decoder::Mode;
@@ -16,6 +16,9 @@ const HELP: &str = "\
 /help   shows these words
 /exit   leaves (so does Ctrl-D)
 Ctrl-C ends an answer. A line that starts with a space is a message, whatever follows.";
+
+/// Bytes of a message.
+const MAX_LINE: u64 = 1 << 20;
 
 /// What a line asks for.
 #[derive(Debug, PartialEq)]
@@ -102,9 +105,12 @@ pub fn chat(args: &ChatArgs) -> Outcome {
             let _ = write!(io::stderr(), "> ");
         }
         line.clear();
-        let n_read = stdin.lock().read_line(&mut line).map_err(|error| {
+        let n_read = stdin.lock().take(MAX_LINE + 1).read_line(&mut line).map_err(|error| {
             Failure::Input(format!("cannot read the next message from stdin ({error}): give lines of text in UTF-8"))
         })?;
+        if n_read as u64 > MAX_LINE {
+            return Err(Failure::Input("a message is longer than 1 MiB: send it in shorter lines".into()));
+        }
         if n_read == 0 {
             if is_person {
                 output::aside("");

@@ -61,11 +61,18 @@ impl Failure {
     }
 }
 
+/// Characters of a line on stderr.
+const MAX_LINE: usize = 1000;
+
 /// One line on stderr, with the program's name in front.
 pub fn say(text: &str) {
-    let line: Vec<&str> = text.split_whitespace().collect();
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    // A name from a file may hold what a terminal takes for a command, and may be long.
+    let plain = line.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c });
+    let shown: String = plain.clone().take(MAX_LINE).collect();
+    let rest = if plain.count() > MAX_LINE { " …" } else { "" };
     // With stderr closed there is nobody left to tell.
-    let _ = writeln!(io::stderr(), "forerun: {}", line.join(" "));
+    let _ = writeln!(io::stderr(), "forerun: {shown}{rest}");
 }
 
 /// A fault in the program or below it is told in one line, like every other error.

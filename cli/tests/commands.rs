@@ -287,6 +287,23 @@ fn a_closed_pipe_ends_quietly() {
 }
 
 #[test]
+fn what_is_far_too_long_is_refused_at_once() {
+    let path = chatty("long.gguf", TEMPLATE);
+    let prompt = "qwerty hello ".repeat(400_000);
+    run_with(&mut command(), &["run", &path, "-p", "-", "--backend", "cpu"], prompt.as_bytes()).failed(2, "context");
+    run_with(&mut command(), &["chat", &path, "--backend", "cpu"], prompt.as_bytes()).failed(2, "1 MiB");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_no_model() {
+    let path = format!("{}/pipe", env!("CARGO_TARGET_TMPDIR"));
+    let _ = std::fs::remove_file(&path);
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    run(&["inspect", &path]).failed(2, "no file that can be read");
+}
+
+#[test]
 fn chat_reads_lines() {
     let path = chatty("chat.gguf", TEMPLATE);
     let args = ["chat", &path, "--backend", "cpu", "--max-tokens", "4"];
@@ -314,7 +331,7 @@ fn chat_makes_room() {
     assert!(ran.stderr.contains("oldest turn") && ran.stderr.lines().count() == 1, "{ran:?}");
     // One message that is too long is told, and the next is answered.
     let ran = talk(&format!("{}\nHello there\n", "x".repeat(40)));
-    assert!(ran.stderr.contains("the context holds 32") && ran.stderr.lines().count() == 1, "{ran:?}");
+    assert!(ran.stderr.contains("this one holds 32") && ran.stderr.lines().count() == 1, "{ran:?}");
     assert_eq!(ran.succeeded(), talk("Hello there\n").succeeded());
 }
 

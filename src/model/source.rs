@@ -46,11 +46,15 @@ impl FileSource {
         let name = path.display().to_string();
         let cannot =
             |error: std::io::Error| Error::Io(format!("cannot open {name} ({error}): check the path and its rights"));
-        let file = File::open(path).map_err(cannot)?;
-        let about = file.metadata().map_err(cannot)?;
+        // Asked before it is opened: opening a pipe waits for whoever writes into it.
+        let about = std::fs::metadata(path).map_err(cannot)?;
         if about.is_dir() {
             return Err(Error::Io(format!("{name} is a folder: name the .gguf file inside it")));
         }
+        if !about.is_file() {
+            return Err(Error::Io(format!("{name} is no file that can be read from any place: name a .gguf file")));
+        }
+        let file = File::open(path).map_err(cannot)?;
         let len = about.len();
         Ok(Self { name, len, file: Mutex::new(file) })
     }

@@ -18,6 +18,10 @@ const ATTRIBUTE: &str = "__attribute";
 /// Lists in lists in lists; templates reach four.
 const MAX_DEPTH: usize = 32;
 
+/// Tokens that one tag may have. The parser goes one call deeper for each operator of a chain, and a page's stack ends
+/// after some thousands; the longest tags of real templates have a hundred.
+const MAX_TAG: usize = 1000;
+
 /// Adds the filters that [`rewrite`] calls.
 pub(super) fn install(environment: &mut Environment) {
     environment.add_filter(ATTRIBUTE, |state: &State, value: &Value| data(state, value, 0));
@@ -42,7 +46,7 @@ fn has_long_number(text: &[u8]) -> bool {
 }
 
 /// `source` with a filter behind each value that is set, and with the tag `generation`, which minijinja does not know,
-/// made a condition that always holds.
+/// made a condition that always holds. A tag may be `MAX_TAG` tokens long.
 ///
 /// # Errors
 /// If `source` is not made of tokens.
@@ -65,9 +69,14 @@ pub(super) fn rewrite(source: &str, syntax: &SyntaxConfig) -> Result<String, Err
     };
     let mut at_block_start = false;
     let mut set = None;
+    let mut in_tag = 0;
     for token in tokenize(source, false, syntax.clone()) {
         let (token, span) = token?;
         let (start, end) = (span.start_offset as usize, span.end_offset as usize);
+        in_tag = if matches!(token, Token::BlockStart | Token::VariableStart) { 0 } else { in_tag + 1 };
+        if in_tag > MAX_TAG {
+            return Err(Error::new(ErrorKind::SyntaxError, "a tag is longer than any template needs"));
+        }
         match (&token, &mut set) {
             (Token::Ident("generation"), _) if at_block_start => replace(start, end, "if true"),
             (Token::Ident("endgeneration"), _) if at_block_start => replace(start, end, "endif"),

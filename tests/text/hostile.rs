@@ -196,6 +196,11 @@ fn templates_nested_beyond_measure() {
             let _ = template.render(&[], &RenderOptions::default());
         }
     }
+    // Chains, for each link of which the parser goes one call deeper.
+    for (start, link) in [("", "-"), ("2", "**1"), ("a", "()"), ("a", ".b"), ("a", "[0]")] {
+        let source = format!("{{{{ {start}{}1 }}}}", link.repeat(50_000));
+        assert!(ChatTemplate::from_source(&source).is_err());
+    }
     // Deep values are built, printed and dropped without recursion that grows with them.
     for print in ["", "{{ ns.x }}", "{{ ns.x | tojson }}", "{{ ns.x == ns.y }}", "{{ ns.x | string | length }}"] {
         let source = format!(

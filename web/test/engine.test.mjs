@@ -102,7 +102,7 @@ test("requests wait for one another", async () => {
 
 test("a prompt that does not fit is refused, and the next one works", async () => {
   const seen = await page.evaluate(() => window.tooLong());
-  assert.match(seen.error, /^ContextOverflowError: the prompt has 60[01] tokens but the context holds 512/);
+  assert.match(seen.error, /^ContextOverflowError: the prompt needs a context of 60[01] tokens or more but this one holds 512/);
   assert.deepEqual(seen.next, expected);
 });
 

@@ -5,7 +5,7 @@
 
 import { openPage, startBrowser, startPreview } from "./browser.mjs";
 
-const question = process.env.FORERUN_QUESTION ?? "What is the capital of France?";
+const question = process.env.FORERUN_QUESTION ?? "Name three colours.";
 const minutes = Number(process.env.FORERUN_TIMEOUT ?? 20);
 const deadline = performance.now() + minutes * 60_000;
 
