@@ -15,10 +15,11 @@ fn main() {
     return;
   }
   control.n_committed += n_nodes;
-  if (PREDICTS) {
-    control.n_steps += 1u;
+  if (!PREDICTS) {
+    return;
   }
-  if (!PREDICTS || control.n_committed != control.n_context) {
+  control.n_steps += 1u;
+  if (control.n_committed != control.n_context) {
     return;
   }
   var most = best[(n_nodes - 1u) * N_PARTS];

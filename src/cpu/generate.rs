@@ -18,15 +18,7 @@ impl CpuModel {
         check_request(request, self.config(), self.max_seq_len())?;
         let n_prompt = request.prompt.len();
         let cached_tokens = common_prefix(self.committed(), request.prompt).min(n_prompt - 1);
-        let mut generated = Generated {
-            tokens: Vec::new(),
-            finish: None,
-            prompt_tokens: n_prompt,
-            cached_tokens,
-            steps: 0,
-            ttft_ms: 0.0,
-            decode_ms: 0.0,
-        };
+        let mut generated = Generated::nothing(n_prompt, cached_tokens);
         let mut logits = match self.prefill(request.prompt, |_| on_tokens(&[])).await {
             Ok(logits) => logits,
             Err(Error::Aborted) => return Ok(generated),

@@ -64,6 +64,19 @@ pub struct Generated {
 }
 
 impl Generated {
+    /// A generation that has yet to begin.
+    pub(crate) fn nothing(prompt_tokens: usize, cached_tokens: usize) -> Generated {
+        Generated {
+            tokens: Vec::new(),
+            finish: None,
+            prompt_tokens,
+            cached_tokens,
+            steps: 0,
+            ttft_ms: 0.0,
+            decode_ms: 0.0,
+        }
+    }
+
     /// Decode time of a token behind the first, in milliseconds; 0 where there is none.
     pub fn decode_ms_per_token(&self) -> f64 {
         match self.tokens.len() {

@@ -159,15 +159,7 @@ impl GpuDecoder {
         let cached_tokens = common_prefix(&self.cached, request.prompt).min(n_prompt - 1);
         self.cached.truncate(cached_tokens);
         self.start(request, cached_tokens);
-        let mut generated = Generated {
-            tokens: Vec::new(),
-            finish: None,
-            prompt_tokens: n_prompt,
-            cached_tokens,
-            steps: 0,
-            ttft_ms: 0.0,
-            decode_ms: 0.0,
-        };
+        let mut generated = Generated::nothing(n_prompt, cached_tokens);
         if self.prefill(&request.prompt[cached_tokens..n_prompt - 1], on_tokens).await?.is_break() {
             return Ok(generated);
         }
