@@ -1,4 +1,4 @@
-// partial = softmax parts of q · k over one chunk of 32 positions: the maximum, the sum and the weighted values.
+// partial = softmax parts of q · k over chunks of 32 positions: the maximum, the sum and the weighted values.
 // A workgroup holds eight pairs of a node and a query head of one key head; a node sees the committed positions and,
 // behind them, its own ancestors at their depths.
 
@@ -7,6 +7,7 @@ const N_KV_HEADS: u32 = 2u;
 const HEAD_DIM: u32 = 16u;
 const MAX_SEQ_LEN: u32 = 256u;   // rows of the cache
 const MAX_CHUNKS: u32 = 8u;      // chunks of the longest context
+const GROUPS: u32 = 8u;          // workgroups that share the chunks
 const WG: u32 = 256u;            // threads per workgroup: 8 pairs of 32 positions
 
 @group(0) @binding(0) var<storage, read> control: Control;
@@ -22,14 +23,18 @@ var<workgroup> slot_of: array<u32, WG>;   // [PAIRS, 32]
 
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: vec3<u32>) {
-  let chunk = wid.x;
-  let kv_head = wid.y;
   let first_pair = wid.z * PAIRS;
   let n_pairs = control.n_nodes * GROUP;
-  if (first_pair >= n_pairs || chunk * 32u >= control.n_committed + control.n_nodes) {
+  if (first_pair >= n_pairs) {
     return;
   }
+  for (var chunk = wid.x; chunk * 32u < control.n_committed + control.n_nodes; chunk += GROUPS) {
+    attend(chunk, wid.y, first_pair, n_pairs, lid);
+    workgroupBarrier();
+  }
+}
 
+fn attend(chunk: u32, kv_head: u32, first_pair: u32, n_pairs: u32, lid: u32) {
   let pair = min(first_pair + lid / 32u, n_pairs - 1u);
   let node = pair / GROUP;
   let head = kv_head * GROUP + pair % GROUP;

@@ -6,7 +6,7 @@
 use std::fmt::Display;
 
 use super::step::{Pass, Scratch};
-use super::weights::{Layer, Matrix, Weights};
+use super::weights::{Layer, Matrix, Part, Weights};
 use crate::Result;
 use crate::cpu::lanes;
 use crate::gpu::{Buffer, Range};
@@ -151,47 +151,19 @@ impl<'a> Ops<'a, '_> {
 
     pub fn matmul(&mut self, matrix: &'a Matrix, vectors: &'a Buffer, out: &'a Buffer, fused_norm: bool) -> Result<()> {
         for part in &matrix.parts {
-            let n_blocks = matrix.n_cols / BLOCK;
-            let shape = Tiling::of(n_blocks, self.pass.tokens, 64, if matrix.n_rows > 16384 { 4 } else { 2 });
-            let (inverse, eps) = (inverse(self.config.dim), float(self.config.rms_norm_eps));
-            let values: [(&str, &dyn Display); 11] = [
-                ("N_BLOCKS", &n_blocks),
-                ("N_ROWS", &part.n_rows),
-                ("FIRST_ROW", &part.first_row),
-                ("OUT_DIM", &matrix.n_rows),
-                ("INV_DIM", &inverse),
-                ("EPS", &eps),
-                ("TOKENS", &self.pass.tokens),
-                ("TILE", &shape.tile),
-                ("ROWS", &shape.rows),
-                ("LANES", &shape.lanes),
-                ("WG", &shape.wg),
-            ];
-            let (input, mut helpers) = self.input(fused_norm);
-            helpers.push(weights_helper(matrix.format));
-            let ranges = vec![
-                self.s.control.whole(),
-                input.whole(),
-                vectors.whole(),
-                part.codes.whole(),
-                part.scales.whole(),
-                out.whole(),
-            ];
-            self.op("matmul", &values, &helpers, ranges, [part.n_rows.div_ceil(shape.wg_rows()), 1, 1])?;
+            let shape = self.tiling(matrix, 64, if matrix.n_rows > 16384 { 4 } else { 2 });
+            let values: [(&str, &dyn Display); 2] = [("FIRST_ROW", &part.first_row), ("OUT_DIM", &matrix.n_rows)];
+            let input = self.input(vectors, fused_norm);
+            self.product("matmul", (matrix, part), shape, input, &values, &[], &[out])?;
         }
         Ok(())
     }
 
     pub fn qkv(&mut self, matrix: &'a Matrix, vectors: &'a Buffer, cache: &'a Buffer, fused_norm: bool) -> Result<()> {
         let c = self.config;
-        let n_blocks = matrix.n_cols / BLOCK;
-        let shape = Tiling::of(n_blocks, self.pass.tokens, 64, 2);
-        let (inverse, eps) = (inverse(c.dim), float(c.rms_norm_eps));
-        let (q_dim, kv_dim) = (c.q_dim(), c.kv_dim());
-        let scale = score_scale(c);
-        let values: [(&str, &dyn Display); 16] = [
-            ("N_BLOCKS", &n_blocks),
-            ("N_ROWS", &matrix.n_rows),
+        let shape = self.tiling(matrix, 64, 2);
+        let (q_dim, kv_dim, scale) = (c.q_dim(), c.kv_dim(), score_scale(c));
+        let values: [(&str, &dyn Display); 7] = [
             ("Q_DIM", &q_dim),
             ("KV_DIM", &kv_dim),
             ("N_KV_HEADS", &c.n_kv_heads),
@@ -199,28 +171,76 @@ impl<'a> Ops<'a, '_> {
             ("SCALE", &scale),
             ("MAX_SEQ_LEN", &self.s.max_seq_len),
             ("HAS_BIAS", &c.qkv_bias),
-            ("INV_DIM", &inverse),
-            ("EPS", &eps),
+        ];
+        let input = self.input(vectors, fused_norm);
+        let buffers = [&self.s.rope, &self.s.q, cache];
+        self.product("qkv", (matrix, &matrix.parts[0]), shape, input, &values, &["rotary"], &buffers)
+    }
+
+    pub fn project(&mut self, matrix: &'a Matrix, input: &'a Buffer) -> Result<()> {
+        let shape = self.tiling(matrix, 64, 2);
+        // A product without a bias has no use for vectors; any buffer fills the place.
+        let input = Input { buffer: input, vectors: &self.s.rope, fused_norm: false };
+        self.product("project", (matrix, &matrix.parts[0]), shape, input, &[], &[], &[&self.s.x])
+    }
+
+    pub fn gate_up(&mut self, matrix: &'a Matrix, vectors: &'a Buffer, fused_norm: bool) -> Result<()> {
+        let c = self.config;
+        let lanes = lanes(matrix.n_cols / BLOCK);
+        let shape = Tiling::of(lanes, self.pass.tokens, 256, lanes / 4);
+        let input = self.input(vectors, fused_norm);
+        let (values, helpers) = ([("HIDDEN_DIM", &c.hidden_dim as &dyn Display)], ["silu", "store_quantized"]);
+        self.product("gate_up", (matrix, &matrix.parts[0]), shape, input, &values, &helpers, &[&self.s.act])
+    }
+
+    /// One product of rows: what all of them share, with the kernel's own values, helpers and buffers behind it.
+    #[allow(clippy::too_many_arguments)]
+    fn product(
+        &mut self,
+        kernel: &str,
+        (matrix, part): (&'a Matrix, &'a Part),
+        shape: Tiling,
+        input: Input<'a>,
+        values: &[(&str, &dyn Display)],
+        helpers: &[&'static str],
+        buffers: &[&'a Buffer],
+    ) -> Result<()> {
+        let n_blocks = matrix.n_cols / BLOCK;
+        let (inverse, eps) = (inverse(self.config.dim), float(self.config.rms_norm_eps));
+        let shared: [(&str, &dyn Display); 7] = [
+            ("N_BLOCKS", &n_blocks),
+            ("N_ROWS", &part.n_rows),
             ("TOKENS", &self.pass.tokens),
             ("TILE", &shape.tile),
             ("ROWS", &shape.rows),
             ("LANES", &shape.lanes),
             ("WG", &shape.wg),
         ];
-        let (input, mut helpers) = self.input(fused_norm);
-        helpers.extend([weights_helper(matrix.format), "rotary"]);
-        let part = &matrix.parts[0];
-        let ranges = vec![
+        let norm: [(&str, &dyn Display); 2] = [("INV_DIM", &inverse), ("EPS", &eps)];
+        let normed = if kernel == "project" { &norm[..0] } else { &norm };
+        let values = [&shared, normed, values].concat();
+        let source: &[&str] = if input.fused_norm { &["input_normed", "norm"] } else { &["input_quantized"] };
+        let helpers = [&PRODUCT, source, &[weights_helper(matrix.format)], helpers].concat();
+        let mut ranges = vec![
             self.s.control.whole(),
-            input.whole(),
-            vectors.whole(),
+            input.buffer.whole(),
+            input.vectors.whole(),
             part.codes.whole(),
             part.scales.whole(),
-            self.s.rope.whole(),
-            self.s.q.whole(),
-            cache.whole(),
         ];
-        self.op("qkv", &values, &helpers, ranges, [matrix.n_rows.div_ceil(shape.wg_rows()), 1, 1])
+        ranges.extend(buffers.iter().map(|buffer| buffer.whole()));
+        self.op(kernel, &values, &helpers, ranges, [part.n_rows.div_ceil(shape.wg_rows()), 1, 1])
+    }
+
+    /// Where a product behind a norm reads its input: the residual, where the norm is left to it.
+    fn input(&self, vectors: &'a Buffer, fused_norm: bool) -> Input<'a> {
+        Input { buffer: if fused_norm { &self.s.x } else { &self.s.h }, vectors, fused_norm }
+    }
+
+    /// `rows` is what a thread of a GPU holds; a program that plays one would rather have fewer, longer workgroups.
+    fn tiling(&self, matrix: &Matrix, wg: usize, rows: usize) -> Tiling {
+        let rows = if self.pass.software { rows.max(4) } else { rows };
+        Tiling::of(lanes(matrix.n_cols / BLOCK), self.pass.tokens, wg, rows)
     }
 
     pub fn rope_cache(&mut self, vectors: &'a Buffer, cache: &'a Buffer) -> Result<()> {
@@ -252,16 +272,19 @@ impl<'a> Ops<'a, '_> {
 
     pub fn attention(&mut self, cache: &'a Buffer) -> Result<()> {
         let c = self.config;
-        let values: [(&str, &dyn Display); 5] = [
+        let max_chunks = self.s.max_chunks();
+        let groups = if self.pass.software { max_chunks.min(2) } else { max_chunks };
+        let values: [(&str, &dyn Display); 6] = [
             ("N_HEADS", &c.n_heads),
             ("N_KV_HEADS", &c.n_kv_heads),
             ("HEAD_DIM", &c.head_dim),
             ("MAX_SEQ_LEN", &self.s.max_seq_len),
-            ("MAX_CHUNKS", &self.s.max_chunks()),
+            ("MAX_CHUNKS", &max_chunks),
+            ("GROUPS", &groups),
         ];
         let ranges = vec![self.s.control.whole(), self.s.q.whole(), cache.whole(), self.s.partial.whole()];
         let pairs = self.pass.tokens * (c.n_heads / c.n_kv_heads);
-        let workgroups = [self.s.max_chunks(), c.n_kv_heads, pairs.div_ceil(8)];
+        let workgroups = [groups, c.n_kv_heads, pairs.div_ceil(8)];
         self.op("attention", &values, &["control", "numbers", "reduce", "exchange"], ranges, workgroups)
     }
 
@@ -272,65 +295,6 @@ impl<'a> Ops<'a, '_> {
         let helpers = ["control", "numbers", "quant", "reduce", "exchange", "store_quantized"];
         let ranges = vec![self.s.control.whole(), self.s.partial.whole(), self.s.attn.whole()];
         self.op("merge", &values, &helpers, ranges, [c.q_dim() / BLOCK, self.pass.tokens, 1])
-    }
-
-    pub fn project(&mut self, matrix: &'a Matrix, input: &'a Buffer) -> Result<()> {
-        let n_blocks = matrix.n_cols / BLOCK;
-        let shape = Tiling::of(n_blocks, self.pass.tokens, 64, 2);
-        let values: [(&str, &dyn Display); 7] = [
-            ("N_BLOCKS", &n_blocks),
-            ("N_ROWS", &matrix.n_rows),
-            ("TOKENS", &self.pass.tokens),
-            ("TILE", &shape.tile),
-            ("ROWS", &shape.rows),
-            ("LANES", &shape.lanes),
-            ("WG", &shape.wg),
-        ];
-        let (_, mut helpers) = self.input(false);
-        helpers.push(weights_helper(matrix.format));
-        let part = &matrix.parts[0];
-        let ranges = vec![
-            self.s.control.whole(),
-            input.whole(),
-            // A product without a bias has no use for vectors; any buffer fills the place.
-            self.s.rope.whole(),
-            part.codes.whole(),
-            part.scales.whole(),
-            self.s.x.whole(),
-        ];
-        self.op("project", &values, &helpers, ranges, [matrix.n_rows.div_ceil(shape.wg_rows()), 1, 1])
-    }
-
-    pub fn gate_up(&mut self, matrix: &'a Matrix, vectors: &'a Buffer, fused_norm: bool) -> Result<()> {
-        let c = self.config;
-        let n_blocks = matrix.n_cols / BLOCK;
-        let lanes = lanes(n_blocks);
-        let shape = Tiling::of(n_blocks, self.pass.tokens, 256, lanes / 4);
-        let (inverse, eps) = (inverse(c.dim), float(c.rms_norm_eps));
-        let values: [(&str, &dyn Display); 10] = [
-            ("N_BLOCKS", &n_blocks),
-            ("N_ROWS", &matrix.n_rows),
-            ("HIDDEN_DIM", &c.hidden_dim),
-            ("INV_DIM", &inverse),
-            ("EPS", &eps),
-            ("TOKENS", &self.pass.tokens),
-            ("TILE", &shape.tile),
-            ("ROWS", &shape.rows),
-            ("LANES", &shape.lanes),
-            ("WG", &shape.wg),
-        ];
-        let (input, mut helpers) = self.input(fused_norm);
-        helpers.extend([weights_helper(matrix.format), "silu", "store_quantized"]);
-        let part = &matrix.parts[0];
-        let ranges = vec![
-            self.s.control.whole(),
-            input.whole(),
-            vectors.whole(),
-            part.codes.whole(),
-            part.scales.whole(),
-            self.s.act.whole(),
-        ];
-        self.op("gate_up", &values, &helpers, ranges, [c.hidden_dim / BLOCK, 1, 1])
     }
 
     pub fn silu_quantize(&mut self) -> Result<()> {
@@ -357,18 +321,15 @@ impl<'a> Ops<'a, '_> {
         let ranges = vec![self.s.control.whole(), self.s.context.whole(), self.s.best.whole()];
         self.op("accept", &values, &["control", "best"], ranges, [1, 1, 1])
     }
+}
 
-    /// Where a product reads its input, and the helpers for that.
-    fn input(&self, fused_norm: bool) -> (&'a Buffer, Vec<&'static str>) {
-        let mut helpers = PRODUCT.to_vec();
-        if fused_norm {
-            helpers.extend(["input_normed", "norm"]);
-            (&self.s.x, helpers)
-        } else {
-            helpers.push("input_quantized");
-            (&self.s.h, helpers)
-        }
-    }
+/// What a product reads besides the weights.
+#[derive(Clone, Copy)]
+struct Input<'a> {
+    buffer: &'a Buffer,
+    vectors: &'a Buffer,
+    /// The buffer is the residual, and the norm stands in front of the product.
+    fused_norm: bool,
 }
 
 /// How a product is cut into threads. Only `lanes` touches the order of additions, and it depends on the shape alone.
@@ -380,9 +341,9 @@ struct Tiling {
 }
 
 impl Tiling {
-    fn of(n_blocks: usize, tokens: usize, wg: usize, rows: usize) -> Tiling {
-        let tile = tokens.min(if rows > 4 { 4 } else { 8 });
-        Tiling { wg, lanes: lanes(n_blocks), rows, tile }
+    fn of(lanes: usize, tokens: usize, wg: usize, rows: usize) -> Tiling {
+        let tile = tokens.min(16 / rows.max(2));
+        Tiling { wg, lanes, rows, tile }
     }
 
     /// Rows of a workgroup.

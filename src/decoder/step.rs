@@ -36,6 +36,8 @@ pub(super) struct Pass {
     pub fusion: Fusion,
     /// Up to how many tokens a product's workgroup memory holds their normed input.
     pub fused_norm_tokens: usize,
+    /// The device is a program on the CPU.
+    pub software: bool,
     pub features: Features,
 }
 
@@ -189,6 +191,7 @@ impl Steps {
                     config.dim,
                     gpu.adapter().max_workgroup_memory.min(16 << 10) as usize,
                 ),
+                software: gpu.adapter().is_software,
                 features: if key.plain { Features::PLAIN } else { features(gpu.adapter()) },
             };
             let mut ops = Vec::new();

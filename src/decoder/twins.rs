@@ -79,6 +79,8 @@ struct Bench {
     blocks: Vec<(MatrixKind, usize, Blocks)>,
     vectors: Vec<(VectorKind, usize, Vec<f32>)>,
     features: Features,
+    /// Tiles products and attention as for a program that plays a GPU.
+    software: bool,
     /// Compiled kernels by their text.
     kernels: RefCell<HashMap<String, Kernel>>,
 }
@@ -122,12 +124,20 @@ impl Bench {
             weights.vector(*kind, *layer, values.clone()).await.unwrap();
         }
         let features = features(gpu.adapter());
-        Bench { gpu, config, scratch, weights, blocks, vectors, features, kernels: RefCell::default() }
+        Bench { gpu, config, scratch, weights, blocks, vectors, features, software: plain, kernels: RefCell::default() }
     }
 
     fn pass(&self, tokens: usize, fusion: Fusion) -> Pass {
         let fused_norm_tokens = fused_norm_tokens(self.config.dim, 16 << 10);
-        Pass { tokens, outcome: Outcome::Predict, fusion, fused_norm_tokens, features: self.features }
+        // Both tilings are checked: that of software devices with the plain kernels.
+        Pass {
+            tokens,
+            outcome: Outcome::Predict,
+            fusion,
+            fused_norm_tokens,
+            software: self.software,
+            features: self.features,
+        }
     }
 
     fn matrix(&self, kind: MatrixKind) -> &Blocks {
