@@ -13,7 +13,8 @@ const WG: u32 = 256u;            // threads per workgroup: 8 pairs of 32 positio
 @group(0) @binding(0) var<storage, read> control: Control;
 @group(0) @binding(1) var<storage, read> q: array<vec4<f32>>;              // [n_nodes, N_HEADS, HEAD_DIM / 4]
 @group(0) @binding(2) var<storage, read> cache: array<u32>;                // [k and v, N_KV_HEADS, MAX_SEQ_LEN, HEAD_DIM / 2]
-@group(0) @binding(3) var<storage, read_write> partial: array<vec2<f32>>;  // [n_nodes, N_HEADS, MAX_CHUNKS, HEAD_DIM / 2 + 1]
+@group(0) @binding(3) var<storage, read> slot_map: array<u32>;             // [MAX_SEQ_LEN] the cache row of each position
+@group(0) @binding(4) var<storage, read_write> partial: array<vec2<f32>>;  // [n_nodes, N_HEADS, MAX_CHUNKS, HEAD_DIM / 2 + 1]
 
 const GROUP: u32 = N_HEADS / N_KV_HEADS;    // query heads that share a key head
 const PAIRS: u32 = WG / 32u;
@@ -83,7 +84,7 @@ fn partial_at(node: u32, head: u32, chunk: u32) -> u32 {
 fn slot_at(node: u32, position: u32) -> i32 {
   let n_committed = control.n_committed;
   if (position < n_committed) {
-    return i32(position);
+    return i32(slot_map[position]);
   }
   var ancestors = control.ancestors[node];
   for (var depth = n_committed; depth < position && ancestors != 0u; depth++) {
@@ -92,5 +93,5 @@ fn slot_at(node: u32, position: u32) -> i32 {
   if (ancestors == 0u) {
     return -1;
   }
-  return i32(n_committed + firstTrailingBit(ancestors));
+  return i32(control.slots[firstTrailingBit(ancestors)]);
 }

@@ -16,11 +16,11 @@ macro_rules! texts {
 }
 
 texts! {
-    "accept" "argmax" "attention" "begin" "embed" "gate_up" "matmul" "merge" "norm_quantize" "project" "qkv"
+    "accept" "argmax" "attention" "begin" "draft" "embed" "gate_up" "match" "matmul" "merge" "norm_quantize" "project" "qkv"
     "rope_cache" "silu_quantize"
     "shared/best" "shared/control" "shared/dot_packed" "shared/dot_plain" "shared/exchange_plain"
     "shared/exchange_subgroup" "shared/input_normed" "shared/input_quantized" "shared/norm" "shared/numbers" "shared/q4"
-    "shared/q4_min" "shared/q8" "shared/quant" "shared/reduce" "shared/rotary" "shared/rows" "shared/silu"
+    "shared/q4_min" "shared/q8" "shared/quant" "shared/reduce" "shared/rotary" "shared/rows" "shared/silu" "shared/sort"
     "shared/store_quantized"
 }
 
@@ -117,7 +117,7 @@ mod tests {
     fn writes_values_in_place_of_defaults() {
         let source = compose("begin", &[("TOKENS", &8)], &["control"], PLAIN).unwrap();
         assert!(source.text.contains("const TOKENS: u32 = 8u;"));
-        assert_eq!(source.access, [Access::ReadWrite, Access::Read]);
+        assert_eq!(source.access, [Access::ReadWrite, Access::Read, Access::Read]);
     }
 
     #[test]

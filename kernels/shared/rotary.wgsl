@@ -11,7 +11,7 @@ fn pack_pair(pair: vec2<f32>) -> u32 {
 // q, k or v of `node` at rows `row` and `row + 1` of the fused product: q is turned, scaled and kept, k is turned and
 // written to the cache, v is written to the cache.
 fn store_pair(node: u32, row: u32, pair: vec2<f32>) {
-  let slot = control.n_committed + node;
+  let slot = control.slots[node];
   let position = control.n_committed + countOneBits(control.ancestors[node]) - 1u;
   let in_head = row % HEAD_DIM;
   if (row < Q_DIM) {

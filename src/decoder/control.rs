@@ -8,12 +8,18 @@ pub const MAX_END_TOKENS: usize = 24;
 pub const MAX_NODES: usize = 32;
 /// Generated tokens that the control state keeps for the CPU to drain.
 pub const RECENT: usize = 256;
+/// The longest match that a draft tells apart.
+pub const ORDERS: usize = 8;
+/// Candidates that a draft blends.
+pub const CANDIDATES: usize = 64;
+/// Decode steps whose statistics the control state keeps.
+pub const STEP_STATS: usize = 64;
 
 /// The same struct as in `kernels/shared/control.wgsl`; a test compares the two.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Control {
-    /// Cache rows that hold committed tokens.
+    /// Positions whose keys and values are in the cache for good.
     pub n_committed: u32,
     /// Live nodes of this step, 0 when there is nothing to do.
     pub n_nodes: u32,
@@ -29,14 +35,34 @@ pub struct Control {
     pub n_steps: u32,
     /// How many of `end_tokens` are in use.
     pub n_end_tokens: u32,
+    /// The first nodes of the step, which the context holds already; the others are drafted.
+    pub n_given: u32,
+    /// Tokens in the memory.
+    pub n_memory: u32,
+    /// The context's last tokens that the draft's best candidate follows, 0 without a draft.
+    pub match_length: u32,
+    /// Candidates of the draft.
+    pub n_candidates: u32,
     /// Tokens that end the request.
     pub end_tokens: [u32; MAX_END_TOKENS],
     /// The token of each node.
     pub tokens: [u32; MAX_NODES],
     /// Bit `j` of node `i`: node `j` is an ancestor of `i`, or `i` itself.
     pub ancestors: [u32; MAX_NODES],
+    /// The cache row of each node.
+    pub slots: [u32; MAX_NODES],
+    /// Of each match length from 1 on: drafts that were right, in sixteenths.
+    pub hits: [u32; ORDERS],
+    /// Of each match length: drafts, in sixteenths.
+    pub tries: [u32; ORDERS],
+    /// What the draft's candidates have for the next token.
+    pub candidate_tokens: [u32; CANDIDATES],
+    /// Their match lengths.
+    pub candidate_orders: [u32; CANDIDATES],
     /// Generated token number `g` stands at `g % 256`.
     pub recent: [u32; RECENT],
+    /// Of decode step `s` at `s % 64`: nodes, n_accepted, match_length, a byte each from the lowest on.
+    pub step_stats: [u32; STEP_STATS],
 }
 
 /// Why generation ended, as `Control::finished` tells it.
@@ -90,6 +116,9 @@ mod tests {
                         .replace("MAX_END_TOKENS", "24")
                         .replace("MAX_NODES", "32")
                         .replace("RECENT", "256")
+                        .replace("ORDERS", "8")
+                        .replace("CANDIDATES", "64")
+                        .replace("STEP_STATS", "64")
                         .chars()
                         .filter(char::is_ascii_digit)
                         .collect::<String>();
@@ -99,5 +128,6 @@ mod tests {
         };
         assert_eq!(fields(shader, "struct Control {"), fields(rust, "pub struct Control {"));
         assert_eq!((MAX_END_TOKENS, MAX_NODES, RECENT), (24, 32, 256));
+        assert_eq!((ORDERS, CANDIDATES, STEP_STATS), (8, 64, 64));
     }
 }

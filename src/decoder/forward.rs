@@ -5,7 +5,7 @@
 
 use std::fmt::Display;
 
-use super::step::{Pass, Scratch};
+use super::step::{CHUNK_CANDIDATES, MEMORY, Pass, Scratch, draft_chunks};
 use super::weights::{Layer, Matrix, Part, Weights};
 use crate::Result;
 use crate::cpu::lanes;
@@ -38,6 +38,8 @@ pub enum Outcome {
     Prefill,
     /// Logits, argmax and the next token.
     Predict,
+    /// A draft in front, and behind the logits the tokens of the path that the model agrees with, and the next one.
+    Verify,
     /// Logits of every node, but no new token.
     Score,
 }
@@ -54,7 +56,12 @@ pub(super) fn forward<'a>(
     note: &mut dyn FnMut(Op<'a>),
 ) -> Result<()> {
     let mut ops = Ops { config, s, pass, note };
-    ops.begin()?;
+    if pass.outcome == Outcome::Verify {
+        ops.find_matches()?;
+        ops.draft()?;
+    } else {
+        ops.begin()?;
+    }
     ops.embed(&weights.embed_tokens)?;
     for (layer, cache) in weights.layers.iter().zip(&s.caches) {
         let Layer { attn_vectors, mlp_vectors, qkv_proj, o_proj, gate_up_proj, down_proj } = layer;
@@ -118,8 +125,31 @@ impl<'a> Ops<'a, '_> {
 
     pub fn begin(&mut self) -> Result<()> {
         let kept = usize::from(self.pass.outcome == Outcome::Prefill);
-        let ranges = vec![self.s.control.whole(), self.s.context.whole()];
+        let ranges = vec![self.s.control.whole(), self.s.context(), self.s.slot_map.whole()];
         self.op("begin", &[("TOKENS", &self.pass.tokens), ("KEPT", &kept)], &["control"], ranges, [1, 1, 1])
+    }
+
+    pub fn find_matches(&mut self) -> Result<()> {
+        let (chunk, n_chunks) = draft_chunks(self.s.max_seq_len);
+        let values: [(&str, &dyn Display); 3] =
+            [("MAX_SEQ_LEN", &self.s.max_seq_len), ("MEMORY", &MEMORY), ("CHUNK", &chunk)];
+        let ranges = vec![self.s.control.whole(), self.s.text.whole(), self.s.candidates.whole()];
+        self.op("match", &values, &["control", "sort"], ranges, [n_chunks, 1, 1])
+    }
+
+    pub fn draft(&mut self) -> Result<()> {
+        let (_, n_chunks) = draft_chunks(self.s.max_seq_len);
+        let keys = (n_chunks * CHUNK_CANDIDATES).next_power_of_two().max(512);
+        let values: [(&str, &dyn Display); 5] = [
+            ("TOKENS", &self.pass.tokens),
+            ("MAX_SEQ_LEN", &self.s.max_seq_len),
+            ("MEMORY", &MEMORY),
+            ("N_CHUNKS", &n_chunks),
+            ("KEYS", &keys),
+        ];
+        let s = self.s;
+        let ranges = vec![s.control.whole(), s.text.whole(), s.slot_map.whole(), s.candidates.whole()];
+        self.op("draft", &values, &["control", "sort"], ranges, [1, 1, 1])
     }
 
     pub fn embed(&mut self, table: &'a Matrix) -> Result<()> {
@@ -282,7 +312,8 @@ impl<'a> Ops<'a, '_> {
             ("MAX_CHUNKS", &max_chunks),
             ("GROUPS", &groups),
         ];
-        let ranges = vec![self.s.control.whole(), self.s.q.whole(), cache.whole(), self.s.partial.whole()];
+        let s = self.s;
+        let ranges = vec![s.control.whole(), s.q.whole(), cache.whole(), s.slot_map.whole(), s.partial.whole()];
         let pairs = self.pass.tokens * (c.n_heads / c.n_kv_heads);
         let workgroups = [groups, c.n_kv_heads, pairs.div_ceil(8)];
         self.op("attention", &values, &["control", "numbers", "reduce", "exchange"], ranges, workgroups)
@@ -314,11 +345,12 @@ impl<'a> Ops<'a, '_> {
 
     pub fn accept(&mut self) -> Result<()> {
         let vocab_size = self.config.vocab_size;
-        let predicts = self.pass.outcome == Outcome::Predict;
+        let predicts = matches!(self.pass.outcome, Outcome::Predict | Outcome::Verify);
         let parts = vocab_parts(vocab_size);
         let values: [(&str, &dyn Display); 3] =
             [("PREDICTS", &predicts), ("N_PARTS", &parts), ("VOCAB_SIZE", &vocab_size)];
-        let ranges = vec![self.s.control.whole(), self.s.context.whole(), self.s.best.whole()];
+        let s = self.s;
+        let ranges = vec![s.control.whole(), s.context(), s.slot_map.whole(), s.best.whole()];
         self.op("accept", &values, &["control", "best"], ranges, [1, 1, 1])
     }
 }

@@ -3,7 +3,7 @@
 
 use super::control::Control;
 use super::forward::{Fusion, Outcome, vocab_parts};
-use super::step::{BUCKETS, StepKey};
+use super::step::{BUCKETS, MEMORY, StepKey};
 use super::window::{FusionChoice, GpuDecoder};
 use crate::Result;
 use crate::gpu::now_ms;
@@ -89,7 +89,7 @@ impl GpuDecoder {
         let tokens: Vec<u32> = (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % vocab_size).collect();
         let control = Control { n_context: n as u32, max_context: self.scratch.max_seq_len as u32, ..Control::new() };
         self.gpu.write(&self.scratch.control, 0, bytemuck::bytes_of(&control));
-        self.gpu.write(&self.scratch.context, 0, bytemuck::cast_slice(&tokens));
+        self.gpu.write(&self.scratch.text, 4 * MEMORY as u64, bytemuck::cast_slice(&tokens));
     }
 
     /// The plan whose decode step takes less time.

@@ -6,12 +6,26 @@ use super::control::Control;
 use super::forward::{Fusion, Outcome, features, forward, fused_norm_tokens, vocab_parts};
 use super::weights::Weights;
 use crate::Result;
-use crate::gpu::{Buffer, Dispatch, Gpu, Kernel, Recording};
+use crate::gpu::{Buffer, Dispatch, Gpu, Kernel, Range, Recording};
 use crate::kernels::Features;
 use crate::model::{BLOCK, Config};
 
 /// Positions that one chunk of attention covers.
 pub const CHUNK: usize = 32;
+
+/// Tokens that the memory of earlier answers holds, in front of the context.
+pub const MEMORY: usize = 32_768;
+/// Candidates that a chunk of memory and context sends to the draft.
+pub const CHUNK_CANDIDATES: usize = 8;
+/// Chunks that the draft takes candidates from, at most.
+const MAX_DRAFT_CHUNKS: usize = 128;
+
+/// Positions of a chunk of memory and context, a power of two, and the number of chunks.
+pub fn draft_chunks(max_seq_len: usize) -> (usize, usize) {
+    let positions = MEMORY + max_seq_len;
+    let chunk = positions.div_ceil(MAX_DRAFT_CHUNKS).next_power_of_two().max(1024);
+    (chunk, positions.div_ceil(chunk))
+}
 
 /// Node counts for which steps are made.
 pub const BUCKETS: [usize; 6] = [1, 2, 4, 8, 16, 32];
@@ -49,8 +63,12 @@ pub struct Scratch {
     pub max_tokens: usize,
     /// The state of the loop, [`Control`].
     pub control: Buffer,
-    /// Tokens of the prompt and of the answer, `[max_seq_len]`.
-    pub context: Buffer,
+    /// The memory, and behind it the tokens of the prompt and of the answer, `[MEMORY + max_seq_len]`.
+    pub text: Buffer,
+    /// The cache row of each position, `[max_seq_len]`: a permutation.
+    pub slot_map: Buffer,
+    /// Candidates of a draft, `[chunks, 8]`.
+    pub candidates: Buffer,
     /// cos and sin for the rotary embedding, `[max_seq_len, head_dim / 2]`.
     pub rope: Buffer,
     /// Keys and values of each layer, 16-bit, `[k and v, n_kv_heads, max_seq_len, head_dim]`.
@@ -86,7 +104,9 @@ pub fn scratch_sizes(config: &Config, max_seq_len: usize, max_tokens: usize) -> 
     let partial = [4, max_tokens, config.n_heads, max_seq_len / CHUNK, config.head_dim + 2];
     vec![
         ("control", size_of::<Control>() as u64),
-        ("context", product(&[4, max_seq_len])),
+        ("text", 4 * (MEMORY as u64).saturating_add(max_seq_len as u64)),
+        ("slot_map", product(&[4, max_seq_len])),
+        ("candidates", 4 * (CHUNK_CANDIDATES * MAX_DRAFT_CHUNKS) as u64),
         ("rope", product(&[4, max_seq_len, config.head_dim])),
         ("x", floats(config.dim)),
         ("h", quantized(config.dim)),
@@ -131,6 +151,8 @@ impl Scratch {
         }
         let turns = crate::cpu::rope_table(config, max_seq_len);
         gpu.write(&buffers["rope"], 0, bytemuck::cast_slice(&turns));
+        let rows: Vec<u32> = (0..max_seq_len as u32).collect();
+        gpu.write(&buffers["slot_map"], 0, bytemuck::cast_slice(&rows));
         let mut take = |name: &str| {
             let missing = || crate::Error::Gpu { what: format!("buffer {name}"), message: "it was not made".into() };
             buffers.remove(name).ok_or_else(missing)
@@ -139,7 +161,9 @@ impl Scratch {
             max_seq_len,
             max_tokens,
             control: take("control")?,
-            context: take("context")?,
+            text: take("text")?,
+            slot_map: take("slot_map")?,
+            candidates: take("candidates")?,
             rope: take("rope")?,
             caches,
             x: take("x")?,
@@ -153,6 +177,12 @@ impl Scratch {
             logits: take("logits")?,
             best: take("best")?,
         })
+    }
+
+    /// The context's tokens, behind the memory.
+    pub fn context(&self) -> Range<'_> {
+        let offset = 4 * MEMORY as u64;
+        Range { buffer: &self.text, offset, size: self.text.size() - offset }
     }
 
     /// Chunks of the longest context.

@@ -204,9 +204,13 @@ impl Bench {
             n_committed: tree.n_committed as u32,
             n_nodes: tree.n_nodes() as u32,
             n_context: (tree.n_committed + tree.n_nodes()) as u32,
+            n_given: tree.n_nodes() as u32,
             max_context: 256,
             ..Control::new()
         };
+        for (node, slot) in control.slots.iter_mut().enumerate() {
+            *slot = tree.slot(node.min(tree.n_nodes() - 1)) as u32;
+        }
         control.tokens[..tokens.len()].copy_from_slice(tokens);
         control.ancestors[..tree.n_nodes()].copy_from_slice(&tree.ancestors);
         self.gpu.write(&self.scratch.control, 0, bytemuck::bytes_of(&control));

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use super::control::{Control, RECENT};
 use super::forward::{Fusion, Outcome};
 use super::request::{Generated, Mode, OnTokens, Request, check_request, check_tokens, common_prefix};
-use super::step::{Scratch, StepKey, Steps, widest_bucket};
+use super::step::{MEMORY, Scratch, StepKey, Steps, widest_bucket};
 use super::weights::Weights;
 use crate::gpu::{Gpu, Staging, now_ms};
 use crate::model::Config;
@@ -199,7 +199,8 @@ impl GpuDecoder {
         control.end_tokens[..request.end_tokens.len()].copy_from_slice(request.end_tokens);
         self.gpu.write(&self.scratch.control, 0, bytemuck::bytes_of(&control));
         let new = &request.prompt[n_committed..];
-        self.gpu.write(&self.scratch.context, 4 * n_committed as u64, bytemuck::cast_slice(new));
+        let at = 4 * (MEMORY + n_committed) as u64;
+        self.gpu.write(&self.scratch.text, at, bytemuck::cast_slice(new));
     }
 
     /// Runs tokens of the prompt through the widest step, in submissions short enough for others to share the GPU.
