@@ -82,6 +82,7 @@ fn commit(n_nodes: u32, n_given: u32, rejected_nodes: u32) {
     return;
   }
   var last = n_given - 1u;
+  var path = control.ancestors[last];
   for (var node = n_given; node < n_nodes && control.finished == 0u; node++) {
     let ancestors = control.ancestors[node];
     if ((ancestors & rejected_nodes) == 0u) {
@@ -92,6 +93,7 @@ fn commit(n_nodes: u32, n_given: u32, rejected_nodes: u32) {
       n_committed += 1u;
       append(control.tokens[node]);
       last = node;
+      path = ancestors;
     }
   }
   let n_accepted = n_committed - first - n_given;
@@ -100,6 +102,7 @@ fn commit(n_nodes: u32, n_given: u32, rejected_nodes: u32) {
   }
   control.n_committed = n_committed;
   control.step_stats[control.n_steps % 64u] = n_nodes | (n_accepted << 8u) | (control.match_length << 16u);
+  control.step_paths[control.n_steps % 64u] = path;
   control.n_steps += 1u;
 }
 

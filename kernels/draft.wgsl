@@ -20,7 +20,7 @@ const NO_TOKEN: u32 = 0xFFFFFFFFu;
 var<workgroup> order: array<u32, N>;                     // match length, 0 for no candidate
 var<workgroup> next: array<u32, N * DEPTH>;              // [DEPTH, N] the tokens that follow, NO_TOKEN behind the end
 var<workgroup> leader: array<u32, N * DEPTH>;            // [DEPTH, N] the lowest candidate that agrees so far
-var<workgroup> weight: array<atomic<u32>, N * DEPTH>;    // [DEPTH, N] of a leader's node, in 65,536ths
+var<workgroup> weight: array<atomic<u32>, N * DEPTH>;    // [DEPTH, N] of a leader's node, below 2^22
 var<workgroup> node_of: array<u32, N * DEPTH>;           // [DEPTH, N] the node that a leader stands for
 var<workgroup> n_of_order: array<atomic<u32>, 9>;
 var<workgroup> share: array<u32, 9>;                     // the weight of a candidate of each match length
@@ -106,12 +106,13 @@ fn main(@builtin(local_invocation_index) lid: u32) {
   }
 }
 
-// The part of drafts behind a match of this length that were right; a longer match is trusted more at first.
+// The part of drafts behind a match of this length that were right, in 65,536ths.
 fn reliability_of(length: u32) -> u32 {
+  var prior = array<u32, 9>(0u, 8u, 16u, 24u, 32u, 40u, 44u, 48u, 56u);
   if (length == 0u) {
     return 0u;
   }
-  return (control.hits[length - 1u] + 8u + 4u * length) * 65536u / (control.tries[length - 1u] + 48u);
+  return ((control.hits[length - 1u] + prior[length]) << 16u) / (control.tries[length - 1u] + 64u);
 }
 
 fn read_candidate(c: u32, key: u32) {
@@ -132,13 +133,12 @@ fn read_candidate(c: u32, key: u32) {
 
 // The longest matches get their reliability's part of the weight; what they leave goes to the shorter ones.
 fn share_out() {
-  var rest = 65535u;
+  var rest = 65536u;
   for (var length = 8u; length > 0u; length--) {
     let n = atomicLoad(&n_of_order[length]);
     if (n > 0u) {
-      let part = (rest * reliability[length]) >> 16u;
-      share[length] = part / n;
-      rest -= part;
+      share[length] = (((rest * reliability[length]) >> 16u) << 6u) / n;
+      rest = (rest * (65536u - reliability[length])) >> 16u;
     }
   }
 }
@@ -160,7 +160,7 @@ fn follow(depth: u32, c: u32) {
     }
     var w = share[order[c]];
     for (var d = 1u; d <= depth; d++) {
-      w = (w * reliability[min(order[c] + d, 8u)]) >> 16u;
+      w = (w * (reliability[min(order[c] + d, 8u)] >> 6u)) >> 10u;
     }
     atomicAdd(&weight[depth * N + lowest], w);
   }

@@ -3,8 +3,9 @@
 use std::ops::ControlFlow;
 
 use crate::cpu::{CpuModel, CpuWeights};
+use crate::decoder::memory::Memory;
 use crate::decoder::request::{Finish, Generated, Mode, Request};
-use crate::decoder::step::{scratch_sizes, widest_bucket};
+use crate::decoder::step::{MEMORY, scratch_sizes, widest_bucket};
 use crate::decoder::{FusionChoice, GpuDecoder, Weights};
 use crate::gpu::{Adapter, Gpu, GpuOptions, LimitsRequest};
 use crate::model::plan::MemoryPlan;
@@ -56,6 +57,8 @@ pub enum Progress {
     },
     /// Kernels are being compiled, compared and timed.
     Compile,
+    /// Steps and windows are being timed.
+    Calibrate,
     /// Ready to answer.
     Ready,
 }
@@ -74,7 +77,7 @@ pub enum Prompt<'a> {
 pub struct Completing {
     /// The most tokens to generate; to the end of the context where `None`.
     pub max_tokens: Option<usize>,
-    /// How the loop waits for the GPU.
+    /// How the loop decodes.
     pub mode: Mode,
 }
 
@@ -136,7 +139,13 @@ impl Engine {
                 model.stream(source, STAGING, &mut Reporting { sink: &mut weights, on_progress }).await?;
                 gpu.finish().await?;
                 on_progress(Progress::Compile);
-                Backend::Gpu(Box::new(GpuDecoder::new(&gpu, config, weights, context, options.fusion).await?))
+                let mut decoder = GpuDecoder::new(&gpu, config, weights, context, options.fusion).await?;
+                // Draft trees never pay on a program that plays a GPU: it has no work to spare in a step of one.
+                if !gpu.adapter().is_software {
+                    on_progress(Progress::Calibrate);
+                    decoder.calibrate().await?;
+                }
+                Backend::Gpu(Box::new(decoder))
             }
             BackendChoice::Cpu => {
                 let mut weights = CpuWeights::new(config.clone());
@@ -192,6 +201,42 @@ impl Engine {
             Backend::Gpu(decoder) => Some(decoder),
             Backend::Cpu(_) => None,
         }
+    }
+
+    /// The decoder on the GPU, to change, where the model runs there.
+    pub fn gpu_decoder_mut(&mut self) -> Option<&mut GpuDecoder> {
+        match &mut self.backend {
+            Backend::Gpu(decoder) => Some(decoder),
+            Backend::Cpu(_) => None,
+        }
+    }
+
+    /// The session memory as bytes; empty on the CPU, which does not draft.
+    pub fn export_memory(&self) -> Vec<u8> {
+        self.gpu_decoder().map(|decoder| decoder.memory().to_bytes(self.name())).unwrap_or_default()
+    }
+
+    /// Replaces the session memory by one that was exported with the same model.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] for bytes that are no memory of this model.
+    pub fn import_memory(&mut self, bytes: &[u8]) -> Result<()> {
+        let (name, vocab_size) = (self.name(), self.config().vocab_size);
+        let memory = Memory::from_bytes(bytes, name, vocab_size, MEMORY)?;
+        if let Some(decoder) = self.gpu_decoder_mut() {
+            decoder.set_memory(memory);
+        }
+        Ok(())
+    }
+
+    /// Tells models apart whose tokens mean other things: a hash of the vocabulary and of the shape.
+    fn name(&self) -> u64 {
+        let c = self.config();
+        let shape = [c.dim, c.hidden_dim, c.n_layers, c.n_heads, c.n_kv_heads, c.vocab_size];
+        let pieces = (0..c.vocab_size as u32).flat_map(|token| self.tokenizer.token_bytes(token));
+        let bytes = shape.iter().flat_map(|n| (*n as u64).to_le_bytes()).chain(pieces.copied());
+        // FNV-1a.
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
     /// Dispatches of a decode step of one token; 0 on the CPU.

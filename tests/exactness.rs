@@ -6,6 +6,9 @@ use std::ops::ControlFlow;
 
 use common::TinyModel;
 use forerun::cpu::{CpuModel, CpuWeights};
+use forerun::decoder::controller::Costs;
+use forerun::decoder::memory::Memory;
+use forerun::decoder::step::MEMORY;
 use forerun::decoder::{Finish, FusionChoice, GpuDecoder, Mode, Request, Weights};
 use forerun::gpu::{Gpu, GpuOptions, LimitsRequest};
 use forerun::model::{Architecture, BytesSource, GgmlType, Model, ModelOptions, STAGING};
@@ -77,6 +80,81 @@ fn plans_modes_limits_and_features_agree() {
             assert!(answers.iter().all(|tokens| *tokens == answers[0]));
             let distinct: std::collections::HashSet<_> = answers[0].iter().collect();
             assert!(distinct.len() > 4, "the model's text is too dull to tell anything: {:?}", answers[0]);
+        }
+    });
+}
+
+/// Memories from which drafts of `answer` are right, wrong, random, and right up to some depth.
+fn memories(answer: &[u32]) -> Vec<(&'static str, Vec<Vec<u32>>)> {
+    let other = |token: u32| (token + 1) % 300;
+    let betrayed: Vec<Vec<u32>> = (4..answer.len())
+        .map(|i| answer[i - 4..i].iter().copied().chain([answer[i], other(answer[i]), 7]).collect())
+        .collect();
+    vec![
+        ("none", vec![]),
+        ("right", vec![answer.to_vec()]),
+        ("wrong", answer.windows(4).map(|w| vec![w[0], w[1], w[2], other(w[3]), w[0]]).collect()),
+        ("random", (0..40u32).map(|i| (0..50u32).map(|j| (i * 31 + j * j * 7) % 300).collect()).collect()),
+        ("adversarial", betrayed),
+    ]
+}
+
+#[test]
+fn speculation_changes_no_token() {
+    pollster::block_on(async {
+        for tiny in models() {
+            let gpu = Gpu::new(GpuOptions::default()).await.unwrap();
+            let mut decoder = decoder(&gpu, &tiny, FusionChoice::Auto, u64::MAX).await;
+            decoder.set_remembers(false);
+            let answer = generate(&mut decoder, &prompt(75), 64, Mode::Greedy).await;
+            decoder.set_remembers(true);
+            let widths = [2, 4, 8, 16, 32].map(Mode::Tree);
+            // Costs that make every width worth its while for some drafts.
+            decoder.set_costs(Costs { ms: [1.0, 1.05, 1.1, 1.2, 1.5, 1.8] });
+            for mode in widths.into_iter().chain([Mode::Adaptive]) {
+                decoder.prepare(mode).await.unwrap();
+            }
+            assert_eq!(decoder.left_out(), [] as [String; 0]);
+            let mut windows = [(1, 2), (2, 3), (4, 4), (4, 2), (1, 4)].into_iter().cycle();
+            for (name, memory) in memories(&answer) {
+                for mode in widths.into_iter().chain([Mode::Adaptive, Mode::Loop]) {
+                    let mut filled = Memory::new(MEMORY);
+                    memory.iter().for_each(|answer| filled.remember(answer));
+                    decoder.set_memory(filled);
+                    decoder.set_window(windows.next());
+                    let made = gpu.created();
+                    let request = Request { prompt: &prompt(75), max_tokens: 64, end_tokens: &[], mode };
+                    let generated = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
+                    assert_eq!(made, gpu.created(), "speculation makes no buffer and no bind group");
+                    assert_eq!(generated.tokens, answer, "{} with {name} drafts", mode.name());
+                    assert!(generated.n_accepted <= generated.n_drafted && generated.steps <= 64);
+                    if name == "right" && mode == Mode::Tree(16) {
+                        assert!(generated.steps < 32, "right drafts were not taken: {generated:?}");
+                    }
+                }
+            }
+            // What a request leaves behind in the memory and in the slots serves the next.
+            for n in [75, 30, 75, 90] {
+                let want = generate(&mut decoder, &prompt(n), 40, Mode::Greedy).await;
+                assert_eq!(generate(&mut decoder, &prompt(n), 40, Mode::Tree(8)).await, want);
+                let longer = [prompt(n), want.clone(), prompt(5)].concat();
+                let want = generate(&mut decoder, &longer, 40, Mode::Tree(32)).await;
+                assert_eq!(generate(&mut decoder, &longer, 40, Mode::Loop).await, want);
+            }
+            // End tokens, limits and the end of the context inside an accepted path.
+            let end = answer[17];
+            let at = answer.iter().position(|token| *token == end).unwrap();
+            for max_tokens in [5, 17, 18, 40] {
+                let request =
+                    Request { prompt: &prompt(75), max_tokens, end_tokens: &[319, end], mode: Mode::Tree(16) };
+                let ended = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
+                let n = max_tokens.min(at + 1);
+                let finish = if n == at + 1 { Finish::EndToken } else { Finish::Length };
+                assert_eq!((ended.tokens.as_slice(), ended.finish), (&answer[..n], Some(finish)));
+            }
+            let to_the_end = generate(&mut decoder, &prompt(150), 1000, Mode::Tree(32)).await;
+            assert_eq!(to_the_end.len(), 42);
+            assert_eq!(generate(&mut decoder, &prompt(150), 1000, Mode::Loop).await, to_the_end);
         }
     });
 }

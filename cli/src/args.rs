@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forerun::decoder::{FusionChoice, Mode};
@@ -156,9 +157,16 @@ pub struct AnswerArgs {
     /// The most tokens of an answer [default: to the end of the context]
     #[arg(long, value_name = "N", value_parser = at_least_1)]
     pub max_tokens: Option<NonZeroUsize>,
-    /// How the program waits for the GPU; the tokens are the same
-    #[arg(long, value_enum, default_value_t = ModeChoice::Loop)]
-    pub mode: ModeChoice,
+    /// How to decode: a readback after each token (greedy), windows of steps (loop), with draft trees of some width
+    /// (tree2 to tree32), or of the width that pays best (adaptive); the tokens are the same
+    #[arg(long, value_parser = modes(), default_value = Mode::default().name())]
+    pub mode: Mode,
+    /// Draft from earlier answers too, kept in this file from session to session
+    #[arg(long, value_name = "FILE", conflicts_with = "no_memory")]
+    pub memory: Option<PathBuf>,
+    /// Draft from the prompt and the conversation alone
+    #[arg(long)]
+    pub no_memory: bool,
 }
 
 /// Where and how a model runs.
@@ -176,14 +184,6 @@ pub struct EngineArgs {
     /// Which operations share a kernel; the tokens are the same
     #[arg(long, value_enum, default_value_t = Fusion::Auto)]
     pub fusion: Fusion,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ModeChoice {
-    /// A readback after each token
-    Greedy,
-    /// Windows of several steps, two of them in flight
-    Loop,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -212,13 +212,10 @@ pub enum Fusion {
     All,
 }
 
-impl From<ModeChoice> for Mode {
-    fn from(mode: ModeChoice) -> Self {
-        match mode {
-            ModeChoice::Greedy => Mode::Greedy,
-            ModeChoice::Loop => Mode::Loop,
-        }
-    }
+/// The names of the engine's modes.
+fn modes() -> impl TypedValueParser<Value = Mode> {
+    PossibleValuesParser::new(Mode::NAMED.map(|(name, _)| name))
+        .try_map(|name| Mode::from_name(&name).map_err(|error| error.to_string()))
 }
 
 impl EngineArgs {

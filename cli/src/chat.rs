@@ -3,13 +3,12 @@
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 
 use forerun::Error;
-use forerun::decoder::Mode;
 use forerun::session::{Engine, Prompt};
 use forerun::text::Message;
 
 use crate::args::ChatArgs;
 use crate::failure::{Failure, Outcome, say};
-use crate::{format, interrupt, load, output, run};
+use crate::{format, interrupt, load, memory, output, run};
 
 const HELP: &str = "\
 /clear  forgets the conversation
@@ -84,6 +83,7 @@ impl Conversation {
 pub fn chat(args: &ChatArgs) -> Outcome {
     interrupt::listen();
     let mut engine = load::load(&args.model, &args.engine)?;
+    memory::open(&mut engine, &args.answer)?;
     let messages: Vec<Message> = args.system.iter().map(|system| Message::new("system", system)).collect();
     // A model without a template, or one whose template takes no system message, shall say so before the first line.
     let trial: Vec<Message> = messages.iter().cloned().chain([Message::new("user", "Hello")]).collect();
@@ -153,8 +153,9 @@ fn turn(engine: &mut Engine, conversation: &mut Conversation, text: &str, args: 
         say(&format!("note: the context is full, so the oldest {turns} of the conversation had to be forgotten"));
     }
     let (completion, interrupted) = run::answer(engine, Prompt::Chat(&conversation.messages), &args.answer, true)?;
+    memory::keep(engine, &args.answer)?;
     if is_person {
-        let statistics = run::statistics(engine, &completion, Mode::from(args.answer.mode));
+        let statistics = run::statistics(engine, &completion, args.answer.mode);
         output::aside(&format!("{statistics}\n"));
     }
     if interrupted && completion.text.is_empty() {

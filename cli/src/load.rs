@@ -90,6 +90,7 @@ pub fn load(model: &str, args: &EngineArgs) -> Outcome<Engine> {
                 bar.get_or_insert_with(|| bytes_bar(total)).set_position(loaded);
             }
             Progress::Compile => bar = Some(spinner("compiling and checking kernels")),
+            Progress::Calibrate => bar = Some(spinner("timing steps and windows")),
             Progress::Ready => {}
         }
     };

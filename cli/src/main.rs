@@ -11,6 +11,7 @@ mod format;
 mod inspect;
 mod interrupt;
 mod load;
+mod memory;
 mod output;
 mod perplexity;
 mod run;

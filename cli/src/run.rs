@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::args::{AnswerArgs, RunArgs};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::{self, Answering};
-use crate::{format, load, output};
+use crate::{format, load, memory, output};
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -25,6 +25,11 @@ struct Report<'a> {
     adapter: Option<&'a str>,
     mode: &'static str,
     steps: usize,
+    n_drafted: usize,
+    n_accepted: usize,
+    tokens_per_step: f64,
+    /// Of 1, 2, 4, 8, 16 and 32 nodes.
+    steps_by_width: [usize; 6],
     dispatches_per_step: usize,
     ttft_ms: f64,
     decode_ms_per_token: f64,
@@ -42,8 +47,10 @@ pub fn run(args: &RunArgs) -> Outcome {
         Prompt::Chat(&messages)
     };
     let mut engine = load::load(&args.model, &args.engine)?;
+    memory::open(&mut engine, &args.answer)?;
     let (completion, interrupted) = answer(&mut engine, prompt, &args.answer, !args.json)?;
-    let mode = Mode::from(args.answer.mode);
+    memory::keep(&engine, &args.answer)?;
+    let mode = args.answer.mode;
     if args.json {
         let generated = &completion.generated;
         output::print_json(&Report {
@@ -55,6 +62,10 @@ pub fn run(args: &RunArgs) -> Outcome {
             adapter: engine.adapter().map(|adapter| &adapter.name[..]),
             mode: mode.name(),
             steps: generated.steps,
+            n_drafted: generated.n_drafted,
+            n_accepted: generated.n_accepted,
+            tokens_per_step: generated.tokens_per_step(),
+            steps_by_width: generated.widths,
             dispatches_per_step: engine.dispatches_per_step(),
             ttft_ms: generated.ttft_ms,
             decode_ms_per_token: generated.decode_ms_per_token(),
@@ -80,7 +91,7 @@ fn read_stdin() -> Outcome<String> {
 
 /// Answers a prompt, with the text on stdout as it comes where `stream` says so; tells too whether Ctrl-C ended it.
 pub fn answer(engine: &mut Engine, prompt: Prompt<'_>, args: &AnswerArgs, stream: bool) -> Outcome<(Completion, bool)> {
-    let how = Completing { max_tokens: args.max_tokens.map(usize::from), mode: args.mode.into() };
+    let how = Completing { max_tokens: args.max_tokens.map(usize::from), mode: args.mode };
     let answering = Answering::begin();
     let mut waiting = Some(load::spinner("reading the prompt"));
     let mut written = Ok(());
@@ -134,6 +145,9 @@ pub fn statistics(engine: &Engine, completion: &Completion, mode: Mode) -> Strin
     });
     if engine.adapter().is_some() {
         parts.push(mode.name().into());
+        if generated.n_drafted > 0 {
+            parts.push(format!("{:.2} tokens a step", generated.tokens_per_step()));
+        }
     }
     match completion.finish_reason() {
         "length" if generated.prompt_tokens + generated.tokens.len() >= engine.context() => {

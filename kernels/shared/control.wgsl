@@ -23,4 +23,5 @@ struct Control {
   candidate_orders: array<u32, 64>,    // their match lengths
   recent: array<u32, 256>,       // generated token number g stands at g % 256
   step_stats: array<u32, 64>,    // of decode step s at s % 64: nodes, n_accepted, match_length, a byte each
+  step_paths: array<u32, 64>,    // bit i: node i is on the accepted path
 }

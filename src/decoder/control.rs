@@ -2,6 +2,8 @@
 
 use bytemuck::Zeroable;
 
+use super::controller::StepStats;
+
 /// End tokens that the loop can watch for.
 pub const MAX_END_TOKENS: usize = 24;
 /// Nodes of the widest step.
@@ -63,6 +65,8 @@ pub struct Control {
     pub recent: [u32; RECENT],
     /// Of decode step `s` at `s % 64`: nodes, n_accepted, match_length, a byte each from the lowest on.
     pub step_stats: [u32; STEP_STATS],
+    /// Of the same step: bit `i`, node `i` is on the accepted path.
+    pub step_paths: [u32; STEP_STATS],
 }
 
 /// Why generation ended, as `Control::finished` tells it.
@@ -78,6 +82,14 @@ impl Control {
     /// A control state with nothing in it.
     pub fn new() -> Control {
         Control::zeroed()
+    }
+
+    /// What decode step `step` reported, one of the last [`STEP_STATS`], which was recorded for `width` nodes.
+    pub fn step(&self, step: u32, width: usize) -> StepStats {
+        let at = step as usize % STEP_STATS;
+        let [nodes, n_accepted, match_length, _] = self.step_stats[at].to_le_bytes();
+        let path = self.step_paths[at];
+        StepStats { nodes: width as u8, n_drafted: nodes.saturating_sub(1), n_accepted, match_length, path }
     }
 
     /// Why generation ended, if it has.

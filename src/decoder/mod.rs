@@ -1,10 +1,14 @@
 //! The decoding loop on the GPU: weights, cache, steps and windows of steps.
 
+pub mod calibrate;
 pub mod control;
+pub mod controller;
 pub mod forward;
+pub mod memory;
 mod probe;
 pub mod request;
 pub mod step;
+mod timing;
 #[cfg(test)]
 mod twins;
 pub mod weights;

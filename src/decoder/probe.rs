@@ -15,14 +15,15 @@ const PROBE_TOKENS_SOFTWARE: usize = 5;
 const WIDEST_SOFTWARE: usize = 8;
 
 /// The residual of each token, and the best logits behind it where the step has a head.
-struct Trace {
+#[derive(Default)]
+pub(super) struct Trace {
     x: Vec<Vec<u32>>,
     best: Vec<Option<Vec<u32>>>,
 }
 
 impl GpuDecoder {
-    /// Records, probes and, for [`FusionChoice::Auto`], times the plans; answers what was left out.
-    pub(super) async fn choose_plan(&mut self, choice: FusionChoice) -> Result<Vec<String>> {
+    /// Records, probes and, for [`FusionChoice::Auto`], times the plans, and notes what was left out.
+    pub(super) async fn choose_plan(&mut self, choice: FusionChoice) -> Result<()> {
         let mut left_out = Vec::new();
         let decode = |fusion, plain| StepKey { tokens: 1, outcome: Outcome::Predict, fusion, plain };
         let key = decode(Fusion::NONE, true);
@@ -56,7 +57,29 @@ impl GpuDecoder {
             }
             left_out.push(format!("steps of {tokens} tokens give other bits than steps of one on this device"));
         }
-        Ok(left_out)
+        self.reference = reference;
+        self.left_out = left_out;
+        Ok(())
+    }
+
+    /// Records the decode step of a width and lets it be used, unless its kernels give other bits on this device.
+    pub(super) async fn admit(&mut self, width: usize) -> Result<()> {
+        let known = self.widths.contains(&width) || self.refused.contains(&width);
+        if known || !BUCKETS.contains(&width) || width > self.scratch.max_tokens {
+            return Ok(());
+        }
+        // A step that scores has the same layers and the same head, and takes a chain instead of a draft.
+        let scores = StepKey { outcome: Outcome::Score, ..self.width_key(width) };
+        self.record(&[scores, self.width_key(width)]).await?;
+        self.forget();
+        if self.trace(scores).await?.agrees(&self.reference) {
+            self.widths.push(width);
+        } else {
+            self.refused.push(width);
+            self.left_out
+                .push(format!("draft trees of {width} nodes give other bits than single steps on this device"));
+        }
+        Ok(())
     }
 
     /// Runs a fixed context through steps of one kind.

@@ -8,23 +8,48 @@ use crate::{Error, Result};
 
 pub use super::control::Finish;
 
-/// How the loop waits for the GPU. The tokens do not depend on it.
+/// How the loop decodes. The tokens do not depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
     /// A readback after each token, as other engines do.
     Greedy,
-    /// Windows of steps, two in flight.
-    #[default]
+    /// Windows of plain steps, several in flight.
     Loop,
+    /// Windows of steps that verify a draft tree of this many nodes, one of the buckets from 2 on.
+    Tree(usize),
+    /// Windows of steps of the width that promises the most tokens for the time.
+    #[default]
+    Adaptive,
 }
 
 impl Mode {
+    /// Every mode, with the name it has in options and reports.
+    pub const NAMED: [(&'static str, Mode); 8] = [
+        ("greedy", Mode::Greedy),
+        ("loop", Mode::Loop),
+        ("tree2", Mode::Tree(2)),
+        ("tree4", Mode::Tree(4)),
+        ("tree8", Mode::Tree(8)),
+        ("tree16", Mode::Tree(16)),
+        ("tree32", Mode::Tree(32)),
+        ("adaptive", Mode::Adaptive),
+    ];
+
     /// The mode's name in options and reports.
     pub fn name(self) -> &'static str {
-        match self {
-            Mode::Greedy => "greedy",
-            Mode::Loop => "loop",
-        }
+        Mode::NAMED.iter().find(|(_, mode)| *mode == self).map_or("tree", |(name, _)| name)
+    }
+
+    /// The mode of a name.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] for a name that is none.
+    pub fn from_name(name: &str) -> Result<Mode> {
+        let known = Mode::NAMED.map(|(known, _)| known).join(", ");
+        let found = Mode::NAMED.iter().find(|(known, _)| *known == name);
+        found.map(|(_, mode)| *mode).ok_or_else(|| {
+            Error::BadInput(format!("there is no mode \"{}\": choose one of {known}", name.escape_debug()))
+        })
     }
 }
 
@@ -37,7 +62,7 @@ pub struct Request<'a> {
     pub max_tokens: usize,
     /// Tokens that end the answer; the one that ended it is the last of the answer's tokens.
     pub end_tokens: &'a [u32],
-    /// How the loop waits for the GPU.
+    /// How the loop decodes.
     pub mode: Mode,
 }
 
@@ -57,6 +82,12 @@ pub struct Generated {
     pub cached_tokens: usize,
     /// Decode steps that processed something.
     pub steps: usize,
+    /// Drafted tokens that were verified.
+    pub n_drafted: usize,
+    /// Drafted tokens that were accepted, without the bonus tokens.
+    pub n_accepted: usize,
+    /// Decode steps of each width, in the order of the buckets.
+    pub widths: [usize; 6],
     /// From the request to the first token, in milliseconds.
     pub ttft_ms: f64,
     /// From the first token to the last, in milliseconds.
@@ -72,9 +103,17 @@ impl Generated {
             prompt_tokens,
             cached_tokens,
             steps: 0,
+            n_drafted: 0,
+            n_accepted: 0,
+            widths: [0; 6],
             ttft_ms: 0.0,
             decode_ms: 0.0,
         }
+    }
+
+    /// Tokens that a decode step gave, the bonus token included; 0 where there was none.
+    pub fn tokens_per_step(&self) -> f64 {
+        if self.steps == 0 { 0.0 } else { self.tokens.len() as f64 / self.steps as f64 }
     }
 
     /// Decode time of a token behind the first, in milliseconds; 0 where there is none.

@@ -3,16 +3,20 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
-use super::control::{Control, RECENT};
+use super::control::{Control, ORDERS, RECENT};
+use super::controller::{Controller, Costs};
 use super::forward::{Fusion, Outcome};
+use super::memory::Memory;
+use super::probe::Trace;
 use super::request::{Generated, Mode, OnTokens, Request, check_request, check_tokens, common_prefix};
-use super::step::{MEMORY, Scratch, StepKey, Steps, widest_bucket};
+use super::step::{BUCKETS, MEMORY, Scratch, StepKey, Steps, widest_bucket};
 use super::weights::Weights;
 use crate::gpu::{Gpu, Staging, now_ms};
 use crate::model::Config;
 use crate::{Error, Result};
 
-/// Windows that may be in flight.
+/// Windows that may be in flight: the most, and where nothing was calibrated.
+const MAX_IN_FLIGHT: usize = 4;
 const IN_FLIGHT: usize = 2;
 /// The most steps of a window.
 const MAX_WINDOW: usize = 4;
@@ -33,6 +37,15 @@ pub enum FusionChoice {
     All,
 }
 
+/// A window that was submitted.
+struct Flight {
+    /// Which staging buffer takes its control state.
+    staging: usize,
+    steps: usize,
+    /// Nodes of its steps.
+    width: usize,
+}
+
 /// A model on the GPU and the loop that decodes with it.
 pub struct GpuDecoder {
     pub(super) gpu: Gpu,
@@ -48,15 +61,28 @@ pub struct GpuDecoder {
     /// Whether the kernels do without subgroups and the packed dot product.
     pub(super) plain: bool,
     staging: Vec<Staging>,
-    /// Windows in flight: the staging buffer and the number of steps of each.
-    flying: VecDeque<(usize, usize)>,
+    flying: VecDeque<Flight>,
+    /// Steps of a window and windows in flight, where they were calibrated.
+    pub(super) window: Option<(usize, usize)>,
+    pub(super) controller: Controller,
+    /// Widths of draft trees that may be used on this device, one included.
+    pub(super) widths: Vec<usize>,
+    /// Widths that were found to give other bits.
+    pub(super) refused: Vec<usize>,
+    /// What the probe's context gives in the plainest kernels.
+    pub(super) reference: Trace,
+    memory: Memory,
+    /// Whether answers are kept in the memory and drafted from.
+    remembers: bool,
+    /// How often drafts were right, as the GPU counted last: hits and tries.
+    reliability: ([u32; ORDERS], [u32; ORDERS]),
     /// Tokens whose keys and values are in the cache, from the first position on.
     cached: Vec<u32>,
     /// Milliseconds of a decode step and of a prefill step, as seen last; 0 before the first.
     step_ms: f64,
     prefill_ms: f64,
     /// What the probe at load left out, in words.
-    left_out: Vec<String>,
+    pub(super) left_out: Vec<String>,
 }
 
 impl GpuDecoder {
@@ -75,7 +101,7 @@ impl GpuDecoder {
         let prefill_tokens = widest_bucket(config, max_seq_len, gpu.adapter().max_binding);
         let scratch = Scratch::new(gpu, config, max_seq_len, prefill_tokens).await?;
         let mut staging = Vec::new();
-        for _ in 0..IN_FLIGHT {
+        for _ in 0..MAX_IN_FLIGHT {
             staging.push(gpu.staging(size_of::<Control>() as u64).await?);
         }
         let mut decoder = GpuDecoder {
@@ -90,12 +116,20 @@ impl GpuDecoder {
             plain: false,
             staging,
             flying: VecDeque::new(),
+            window: None,
+            controller: Controller::new(Costs { ms: [f64::INFINITY; BUCKETS.len()] }),
+            widths: vec![1],
+            refused: Vec::new(),
+            reference: Trace::default(),
+            memory: Memory::new(MEMORY),
+            remembers: true,
+            reliability: Default::default(),
             cached: Vec::new(),
             step_ms: 0.0,
             prefill_ms: 0.0,
             left_out: Vec::new(),
         };
-        decoder.left_out = decoder.choose_plan(fusion).await?;
+        decoder.choose_plan(fusion).await?;
         Ok(decoder)
     }
 
@@ -130,7 +164,69 @@ impl GpuDecoder {
     }
 
     pub(super) fn decode_key(&self) -> StepKey {
-        StepKey { tokens: 1, outcome: Outcome::Predict, fusion: self.fusion, plain: self.plain }
+        self.width_key(1)
+    }
+
+    /// The decode step of a width.
+    pub(super) fn width_key(&self, width: usize) -> StepKey {
+        let outcome = if width == 1 { Outcome::Predict } else { Outcome::Verify };
+        StepKey { tokens: width, outcome, fusion: self.fusion, plain: self.plain }
+    }
+
+    /// Answers of earlier requests, from which drafts are taken too.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Replaces the memory, for instance by one that an earlier session exported.
+    pub fn set_memory(&mut self, memory: Memory) {
+        self.memory = memory;
+    }
+
+    /// Whether answers are kept in the memory and drafted from; they are unless told otherwise. Answers what was so far.
+    pub fn set_remembers(&mut self, remembers: bool) -> bool {
+        std::mem::replace(&mut self.remembers, remembers)
+    }
+
+    /// What steps of each width cost, as the controller knows it.
+    pub fn costs(&self) -> Costs {
+        self.controller.costs()
+    }
+
+    /// Gives the controller other costs: calibrated ones, or made-up ones in tests. Widths with finite costs are used
+    /// from the next adaptive request on.
+    pub fn set_costs(&mut self, costs: Costs) {
+        self.controller = Controller::new(costs);
+    }
+
+    /// Steps of a window and windows in flight from now on (at most 4 each); by the time of a step where `None`.
+    pub fn set_window(&mut self, window: Option<(usize, usize)>) {
+        self.window = window.map(|(steps, flying)| (steps.clamp(1, MAX_WINDOW), flying.clamp(1, MAX_IN_FLIGHT)));
+    }
+
+    /// Records what requests of this mode need, and checks it on this device; a request does so itself where it must.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where a kernel does not compile, [`Error::DeviceLost`].
+    pub async fn prepare(&mut self, mode: Mode) -> Result<()> {
+        match mode {
+            Mode::Greedy | Mode::Loop => Ok(()),
+            Mode::Tree(width) => self.admit(width).await,
+            Mode::Adaptive => {
+                let costs = self.controller.costs();
+                for (i, width) in BUCKETS.into_iter().enumerate().skip(1) {
+                    if costs.ms[i].is_finite() {
+                        self.admit(width).await?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The widest width that may be used and is not wider.
+    fn admitted(&self, width: usize) -> usize {
+        self.widths.iter().copied().filter(|&known| known <= width).max().unwrap_or(1)
     }
 
     pub(super) fn prefill_key(&self) -> StepKey {
@@ -155,6 +251,7 @@ impl GpuDecoder {
         let started = now_ms();
         check_request(request, &self.config, self.context)?;
         self.land().await?;
+        self.prepare(request.mode).await?;
         let n_prompt = request.prompt.len();
         let cached_tokens = common_prefix(&self.cached, request.prompt).min(n_prompt - 1);
         self.cached.truncate(cached_tokens);
@@ -172,14 +269,22 @@ impl GpuDecoder {
         self.cached.push(request.prompt[n_prompt - 1]);
         self.cached.extend_from_slice(&generated.tokens);
         self.cached.pop();
+        if self.remembers {
+            self.memory.remember(&generated.tokens);
+        }
         Ok(generated)
+    }
+
+    /// The cache holds nothing of use from now on.
+    pub(super) fn forget(&mut self) {
+        self.cached.clear();
     }
 
     /// Waits for windows that an earlier, dropped request left in flight.
     async fn land(&mut self) -> Result<()> {
-        while let Some(&(slot, _)) = self.flying.front() {
+        while let Some(flight) = self.flying.front() {
             self.cached.clear();
-            let read = self.gpu.read_staging(&self.staging[slot]).await;
+            let read = self.gpu.read_staging(&self.staging[flight.staging]).await;
             self.flying.pop_front();
             read?;
         }
@@ -194,10 +299,16 @@ impl GpuDecoder {
             n_context: n_prompt as u32,
             max_context: n_prompt.saturating_add(request.max_tokens).min(self.context) as u32,
             n_end_tokens: request.end_tokens.len() as u32,
+            n_memory: if self.remembers { self.memory.tokens().len() as u32 } else { 0 },
+            hits: self.reliability.0,
+            tries: self.reliability.1,
             ..Control::new()
         };
         control.end_tokens[..request.end_tokens.len()].copy_from_slice(request.end_tokens);
         self.gpu.write(&self.scratch.control, 0, bytemuck::bytes_of(&control));
+        if control.n_memory > 0 {
+            self.gpu.write(&self.scratch.text, 0, bytemuck::cast_slice(self.memory.tokens()));
+        }
         let new = &request.prompt[n_committed..];
         let at = 4 * (MEMORY + n_committed) as u64;
         self.gpu.write(&self.scratch.text, at, bytemuck::cast_slice(new));
@@ -240,28 +351,43 @@ impl GpuDecoder {
         started: f64,
         generated: &mut Generated,
     ) -> Result<()> {
-        let key = self.decode_key();
-        let in_flight = if request.mode == Mode::Greedy { 1 } else { IN_FLIGHT };
+        let (calibrated, mut in_flight) = self.window.map_or((0, IN_FLIGHT), |(steps, flying)| (steps, flying));
+        if request.mode == Mode::Greedy {
+            in_flight = 1;
+        }
+        self.controller.begin();
         let mut submitted = 0;
         let mut ended = false;
         let (mut first_end, mut last_end) = (0.0, 0.0);
         loop {
             while !ended && self.flying.len() < in_flight && submitted < request.max_tokens {
                 // The first token should not wait for a whole window.
-                let window = match request.mode {
-                    Mode::Loop if submitted > 0 && self.step_ms > 0.0 => (WINDOW_MS / self.step_ms) as usize,
+                let steps = match request.mode {
+                    Mode::Greedy => 1,
+                    _ if submitted == 0 => 1,
+                    _ if calibrated > 0 => calibrated,
+                    _ if self.step_ms > 0.0 => (WINDOW_MS / self.step_ms) as usize,
                     _ => 1,
                 };
-                let window = window.clamp(1, MAX_WINDOW).min(request.max_tokens - submitted);
-                let free = (0..self.staging.len()).find(|slot| !self.flying.iter().any(|(used, _)| used == slot));
-                let Some(slot) = free else { break };
-                let step = self.recording(key)?;
-                self.gpu.submit(&[step; MAX_WINDOW][..window], Some((&self.scratch.control, &self.staging[slot])));
-                submitted += window;
-                self.flying.push_back((slot, window));
+                let steps = steps.clamp(1, MAX_WINDOW).min(request.max_tokens - submitted);
+                let free = (0..self.staging.len()).find(|i| !self.flying.iter().any(|flight| flight.staging == *i));
+                let Some(staging) = free else { break };
+                let width = match request.mode {
+                    Mode::Greedy | Mode::Loop => 1,
+                    Mode::Tree(width) => self.admitted(width),
+                    Mode::Adaptive => {
+                        let width = self.controller.width(steps);
+                        self.admitted(width)
+                    }
+                };
+                let step = self.recording(self.width_key(width))?;
+                self.gpu.submit(&[step; MAX_WINDOW][..steps], Some((&self.scratch.control, &self.staging[staging])));
+                submitted += steps;
+                self.flying.push_back(Flight { staging, steps, width });
             }
-            let Some(&(slot, window)) = self.flying.front() else { break };
-            let read = self.gpu.read_staging(&self.staging[slot]).await;
+            let Some(flight) = self.flying.front() else { break };
+            let (width, steps) = (flight.width, flight.steps);
+            let read = self.gpu.read_staging(&self.staging[flight.staging]).await;
             self.flying.pop_front();
             let bytes = read?;
             let control: Control = bytemuck::pod_read_unaligned(&bytes);
@@ -271,13 +397,26 @@ impl GpuDecoder {
                 generated.ttft_ms = end - started;
                 first_end = end;
             } else if control.n_generated as usize > known {
-                self.step_ms = (end - last_end) / window as f64;
+                self.step_ms = (end - last_end) / steps as f64;
                 generated.decode_ms = end - first_end;
+                if request.mode == Mode::Adaptive {
+                    self.controller.window_took(width, steps, end - last_end);
+                }
             }
             last_end = end;
             if ended {
                 continue;
             }
+            for step in generated.steps as u32..control.n_steps {
+                let stats = control.step(step, width);
+                generated.n_drafted += usize::from(stats.n_drafted);
+                generated.n_accepted += usize::from(stats.n_accepted);
+                generated.widths[width.ilog2() as usize] += 1;
+                if request.mode == Mode::Adaptive {
+                    self.controller.observe(stats);
+                }
+            }
+            self.reliability = (control.hits, control.tries);
             let new: Vec<u32> = (known..control.n_generated as usize).map(|g| control.recent[g % RECENT]).collect();
             generated.tokens.extend_from_slice(&new);
             generated.steps = control.n_steps as usize;

@@ -53,7 +53,7 @@ export class Engine {
   private last: Promise<unknown> = Promise.resolve();
   private dead: Error | undefined;
   private about: EngineInfo | undefined;
-  private mode: Mode = "loop";
+  private mode: Mode = "adaptive";
 
   private constructor(private readonly worker: Worker) {
     worker.onmessage = ({ data }: MessageEvent<FromWorker>) => this.hear(data);

@@ -2,8 +2,8 @@
 
 /** What loading is doing. */
 export interface Progress {
-  /** `start`: the engine itself is fetched. `header`, `weights`: the model is read. `compile`: kernels are compiled, compared and timed. */
-  phase: "start" | "header" | "weights" | "compile" | "ready";
+  /** `start`: the engine itself is fetched. `header`, `weights`: the model is read. `compile`: kernels are compiled and compared. `calibrate`: steps and windows are timed. */
+  phase: "start" | "header" | "weights" | "compile" | "calibrate" | "ready";
   /** Bytes of the model read so far, in the phase `weights`. */
   loaded: number;
   /** Bytes of the model to read, in the phase `weights`. */
@@ -11,7 +11,7 @@ export interface Progress {
 }
 
 /** How the loop waits for the GPU. The tokens do not depend on it. */
-export type Mode = "loop" | "greedy";
+export type Mode = "adaptive" | "loop" | "greedy" | "tree2" | "tree4" | "tree8" | "tree16" | "tree32";
 
 /** Options for the engine itself; the names are those that the bindings read. */
 export interface EngineOptions {
@@ -73,6 +73,13 @@ export interface Completion {
   finishReason: "stop" | "length" | "abort";
   mode: Mode;
   steps: number;
+  /** Drafted tokens that were verified, and those of them that were accepted. */
+  drafted: number;
+  accepted: number;
+  /** Tokens that a decode step gave. */
+  tokensPerStep: number;
+  /** Decode steps of 1, 2, 4, 8, 16 and 32 nodes. */
+  stepsByWidth: number[];
   dispatchesPerStep: number;
   /** From the request to the first token, in milliseconds. */
   ttftMs: number;

@@ -38,14 +38,6 @@ enum FusionOption {
     All,
 }
 
-#[derive(Deserialize, Default, Clone, Copy)]
-#[serde(rename_all = "lowercase")]
-enum ModeOption {
-    #[default]
-    Loop,
-    Greedy,
-}
-
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct LoadOptions {
@@ -67,8 +59,7 @@ struct Request {
     text: Option<String>,
     messages: Option<Vec<Message>>,
     max_tokens: Option<usize>,
-    #[serde(default)]
-    mode: ModeOption,
+    mode: Option<String>,
 }
 
 /// What was loaded and where it runs.
@@ -98,6 +89,11 @@ struct Answer {
     finish_reason: &'static str,
     mode: &'static str,
     steps: usize,
+    drafted: usize,
+    accepted: usize,
+    tokens_per_step: f64,
+    /// Of 1, 2, 4, 8, 16 and 32 nodes.
+    steps_by_width: [usize; 6],
     dispatches_per_step: usize,
     ttft_ms: f64,
     decode_ms_per_token: f64,
@@ -145,6 +141,7 @@ impl Engine {
                 Progress::Header => ("header", 0, 0),
                 Progress::Weights { loaded, total } => ("weights", loaded, total),
                 Progress::Compile => ("compile", 0, 0),
+                Progress::Calibrate => ("calibrate", 0, 0),
                 Progress::Ready => ("ready", 0, 0),
             };
             // A listener that throws is the page's own affair.
@@ -192,10 +189,7 @@ impl Engine {
                 return Err(to_js(error));
             }
         };
-        let mode = match request.mode {
-            ModeOption::Loop => Mode::Loop,
-            ModeOption::Greedy => Mode::Greedy,
-        };
+        let mode = request.mode.as_deref().map_or(Ok(Mode::default()), Mode::from_name).map_err(to_js)?;
         let how = Completing { max_tokens: request.max_tokens, mode };
         let mut tell = |piece: &str| match on_text.call1(&JsValue::NULL, &piece.into()) {
             Ok(go_on) if go_on.is_truthy() => ControlFlow::Continue(()),
@@ -208,6 +202,10 @@ impl Engine {
             cached_tokens: answer.generated.cached_tokens,
             mode: mode.name(),
             steps: answer.generated.steps,
+            drafted: answer.generated.n_drafted,
+            accepted: answer.generated.n_accepted,
+            tokens_per_step: answer.generated.tokens_per_step(),
+            steps_by_width: answer.generated.widths,
             dispatches_per_step: self.inner.dispatches_per_step(),
             ttft_ms: answer.generated.ttft_ms,
             decode_ms_per_token: answer.generated.decode_ms_per_token(),

@@ -1,0 +1,43 @@
+//! The session memory in a file: answers that later sessions draft from.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+
+use forerun::session::Engine;
+
+use crate::args::AnswerArgs;
+use crate::failure::{Failure, Outcome};
+
+/// Gives the engine the memory that the options name; a file that does not exist yet is an empty one.
+pub fn open(engine: &mut Engine, args: &AnswerArgs) -> Outcome {
+    if let (true, Some(decoder)) = (args.no_memory, engine.gpu_decoder_mut()) {
+        decoder.set_remembers(false);
+    }
+    let Some(path) = &args.memory else { return Ok(()) };
+    match fs::read(path) {
+        Ok(bytes) => engine.import_memory(&bytes).map_err(|error| refused(path, &error)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(refused(path, &error)),
+    }
+}
+
+/// Writes the memory back, whole or not at all.
+pub fn keep(engine: &Engine, args: &AnswerArgs) -> Outcome {
+    let Some(path) = &args.memory else { return Ok(()) };
+    if engine.gpu_decoder().is_none() {
+        return Ok(());
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let written = (|| {
+        let part = folder.join(format!(".{}.part", std::process::id()));
+        let mut file = fs::File::create(&part)?;
+        file.write_all(&engine.export_memory())?;
+        fs::rename(&part, path).inspect_err(|_| drop(fs::remove_file(&part)))
+    })();
+    written.map_err(|error| refused(path, &error))
+}
+
+fn refused(path: &Path, error: &dyn std::fmt::Display) -> Failure {
+    Failure::Input(format!("cannot use the memory {}: {error}", path.display()))
+}

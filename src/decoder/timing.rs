@@ -1,0 +1,79 @@
+//! Calibration on this device: what steps of each width take, and which windows decode fastest.
+
+use super::calibrate::choose_window;
+use super::control::Control;
+use super::controller::Costs;
+use super::forward::Outcome;
+use super::request::{Mode, Request};
+use super::step::{BUCKETS, MEMORY, StepKey};
+use super::window::GpuDecoder;
+use crate::Result;
+use crate::gpu::now_ms;
+
+/// Steps of a timed submission, and how often it is repeated.
+const STEPS: usize = 4;
+const REPEATS: usize = 3;
+/// Tokens decoded with each pair of window and windows in flight.
+const WINDOW_TOKENS: usize = 24;
+
+impl GpuDecoder {
+    /// Times steps of each width, then windows of 1, 2 and 4 steps with 2 to 4 in flight, and uses what it found.
+    /// The cache is empty afterwards.
+    ///
+    /// # Errors
+    /// As [`GpuDecoder::generate`].
+    pub async fn calibrate(&mut self) -> Result<()> {
+        let mut ms = [f64::INFINITY; BUCKETS.len()];
+        for (i, width) in BUCKETS.into_iter().enumerate() {
+            self.admit(width).await?;
+            if self.widths.contains(&width) && STEPS * width < self.scratch.max_seq_len {
+                ms[i] = self.time_width(width).await?;
+            }
+        }
+        self.set_costs(Costs { ms });
+        let mut tried = Vec::new();
+        for steps in [1, 2, 4] {
+            for in_flight in [2, 3, 4] {
+                self.set_window(Some((steps, in_flight)));
+                if let Some(ms) = self.time_window().await? {
+                    tried.push((steps, in_flight, ms));
+                }
+            }
+        }
+        self.set_window((!tried.is_empty()).then(|| choose_window(&tried)));
+        self.forget();
+        Ok(())
+    }
+
+    /// Milliseconds of a step whose nodes are all live.
+    async fn time_width(&mut self, width: usize) -> Result<f64> {
+        let outcome = if width == 1 { Outcome::Predict } else { Outcome::Score };
+        let key = StepKey { outcome, ..self.width_key(width) };
+        self.record(&[key]).await?;
+        let tokens: Vec<u32> = (0..(STEPS * width) as u32).map(|i| i % self.config().vocab_size as u32).collect();
+        let mut best = f64::INFINITY;
+        for _ in 0..REPEATS {
+            let n_context = if width == 1 { 1 } else { tokens.len() as u32 };
+            let control = Control { n_context, max_context: self.scratch.max_seq_len as u32, ..Control::new() };
+            self.gpu.write(&self.scratch.control, 0, bytemuck::bytes_of(&control));
+            self.gpu.write(&self.scratch.text, 4 * MEMORY as u64, bytemuck::cast_slice(&tokens));
+            self.gpu.finish().await?;
+            let started = now_ms();
+            self.gpu.submit(&vec![self.recording(key)?; STEPS], None);
+            self.gpu.finish().await?;
+            best = f64::min(best, (now_ms() - started) / STEPS as f64);
+        }
+        Ok(best)
+    }
+
+    /// Milliseconds a token of a short generation, where the context has room for one.
+    async fn time_window(&mut self) -> Result<Option<f64>> {
+        self.forget();
+        let max_tokens = WINDOW_TOKENS.min(self.max_seq_len().saturating_sub(2));
+        let request = Request { prompt: &[0], max_tokens, end_tokens: &[], mode: Mode::Loop };
+        let remembered = self.set_remembers(false);
+        let generated = self.generate(&request, &mut |_| std::ops::ControlFlow::Continue(())).await;
+        self.set_remembers(remembered);
+        Ok(Some(generated?.decode_ms_per_token()).filter(|ms| *ms > 0.0))
+    }
+}
