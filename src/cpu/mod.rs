@@ -10,6 +10,7 @@
 
 pub mod argmax;
 pub mod attention;
+pub mod draft;
 pub mod embed;
 mod generate;
 pub mod kv_cache;
