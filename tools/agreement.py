@@ -20,6 +20,12 @@ CONFIGURATIONS = {
     "loop, all": ["--mode", "loop", "--fusion", "all"],
     "loop, all, default limits": ["--mode", "loop", "--fusion", "all", "--limits", "default"],
     "loop, auto": ["--mode", "loop", "--fusion", "auto"],
+    "tree2": ["--mode", "tree2"],
+    "tree4": ["--mode", "tree4"],
+    "tree8": ["--mode", "tree8"],
+    "tree16": ["--mode", "tree16"],
+    "tree32": ["--mode", "tree32"],
+    "adaptive": ["--mode", "adaptive"],
 }
 
 
@@ -50,7 +56,8 @@ def main():
         pace = statistics.median(answer["decode_ms_per_token"] for answer in answers)
         start = statistics.median(answer["ttft_ms"] for answer in answers)
         print(f"{name:28} {same} of {len(tokens)} prompts the same, {sum(map(len, tokens))} tokens, "
-              f"{answers[0]['dispatches_per_step']} dispatches, {pace:.2f} ms a token, first token {start:.0f} ms, "
+              f"{answers[0]['dispatches_per_step']} dispatches, "
+              f"{statistics.mean(answer['tokens_per_step'] for answer in answers):.2f} tokens a step, {pace:.2f} ms a token, first token {start:.0f} ms, "
               f"{answers[0]['adapter']}", flush=True)
     sys.exit(1 if differing else 0)
 

@@ -30,6 +30,10 @@ struct Report<'a> {
     tokens_per_step: f64,
     /// Of 1, 2, 4, 8, 16 and 32 nodes.
     steps_by_width: [usize; 6],
+    /// Calibrated milliseconds of a step of each of these widths.
+    step_ms: Option<[Option<f64>; 6]>,
+    /// Steps of a window and windows in flight, where they were calibrated.
+    window: Option<(usize, usize)>,
     dispatches_per_step: usize,
     ttft_ms: f64,
     decode_ms_per_token: f64,
@@ -66,6 +70,10 @@ pub fn run(args: &RunArgs) -> Outcome {
             n_accepted: generated.n_accepted,
             tokens_per_step: generated.tokens_per_step(),
             steps_by_width: generated.widths,
+            step_ms: engine
+                .gpu_decoder()
+                .map(|decoder| decoder.costs().ms.map(|ms| Some(ms).filter(|ms| ms.is_finite()))),
+            window: engine.gpu_decoder().and_then(|decoder| decoder.window()),
             dispatches_per_step: engine.dispatches_per_step(),
             ttft_ms: generated.ttft_ms,
             decode_ms_per_token: generated.decode_ms_per_token(),

@@ -16,6 +16,9 @@ interface Row {
   dispatchesPerStep: number;
   decodeMsPerToken: number;
   ttftMs: number;
+  tokensPerStep: number;
+  stepMs: (number | null)[];
+  window: [number, number] | null;
   loadMs: number;
   heapBytes: number;
   tokens: number[][];
@@ -30,6 +33,12 @@ const configurations: [string, LoadOptions][] = [
   ["loop, all, default limits", { mode: "loop", fusion: "all", limits: "default" }],
   ["loop, all, no optional features", { mode: "loop", fusion: "all", plain: true }],
   ["loop, auto", { mode: "loop", fusion: "auto" }],
+  ["tree of 2", { mode: "tree2" }],
+  ["tree of 4", { mode: "tree4" }],
+  ["tree of 8", { mode: "tree8" }],
+  ["tree of 16", { mode: "tree16" }],
+  ["tree of 32", { mode: "tree32" }],
+  ["adaptive", { mode: "adaptive" }],
 ];
 
 const query = new URLSearchParams(location.search);
@@ -62,6 +71,7 @@ async function answers(name: string, options: LoadOptions, prompts: string[]): P
       completions.push(await engine.generate(messages, { maxTokens: Number(maxTokens.value) }).completion);
     }
     const info = engine.info;
+    const tokens = completions.reduce((sum, completion) => sum + completion.tokens.length, 0);
     return {
       name,
       same: 0,
@@ -72,6 +82,9 @@ async function answers(name: string, options: LoadOptions, prompts: string[]): P
       dispatchesPerStep: info.dispatchesPerStep,
       decodeMsPerToken: median(completions.map((completion) => completion.decodeMsPerToken)),
       ttftMs: median(completions.map((completion) => completion.ttftMs)),
+      tokensPerStep: tokens / completions.reduce((sum, completion) => sum + completion.steps, 0),
+      stepMs: info.stepMs,
+      window: info.window,
       loadMs,
       heapBytes: info.heapBytes,
       tokens: completions.map((completion) => completion.tokens),
@@ -88,6 +101,7 @@ function show(row: Row): void {
     row.name,
     `${row.same} of ${row.prompts}`,
     String(row.dispatchesPerStep),
+    row.tokensPerStep.toFixed(2),
     row.decodeMsPerToken.toFixed(2),
     `${row.ttftMs.toFixed(0)} ms`,
     `${(row.loadMs / 1000).toFixed(1)} s`,

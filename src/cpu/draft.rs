@@ -17,7 +17,7 @@
 //!    `n_context - 1 - i`. The position is a candidate if `m >= 1` and `text[p]` is no separator. Its key is
 //!    `m << 24 | p`.
 //! 2. Positions `0..memory_capacity + max_seq_len` are cut into chunks of [`DraftText::chunk_len`] positions, at most
-//!    64 chunks. Each keeps its 8 largest keys.
+//!    128 chunks. Each keeps its 8 largest keys.
 //! 3. The 64 largest of these, in descending order, are the candidates `c = 0, 1, …`: long matches first, of equals
 //!    the latest first, and the context in front of the memory.
 //!
@@ -49,7 +49,7 @@ pub const MAX_DEPTH: usize = 8;
 /// The most candidates.
 pub const MAX_CANDIDATES: usize = 64;
 /// Chunks of the text, at most.
-pub const MAX_CHUNKS: usize = 64;
+pub const MAX_CHUNKS: usize = 128;
 /// Candidates that a chunk keeps, at most.
 pub const PER_CHUNK: usize = 8;
 /// What acceptance adds to an order's tries.
@@ -75,9 +75,9 @@ pub struct DraftText<'a> {
 }
 
 impl DraftText<'_> {
-    /// Positions of a chunk: a 64th of the buffer, rounded up to a multiple of 1,024.
+    /// Positions of a chunk: a 128th of the buffer, rounded up to a power of two and at least 1,024.
     pub fn chunk_len(&self) -> usize {
-        (self.memory_capacity + self.max_seq_len).div_ceil(MAX_CHUNKS).next_multiple_of(1024).max(1024)
+        (self.memory_capacity + self.max_seq_len).div_ceil(MAX_CHUNKS).next_power_of_two().max(1024)
     }
 
     /// The region that holds `position`, and the place in it.
@@ -346,7 +346,7 @@ mod tests {
     fn chunks_cover_the_text() {
         let len =
             |max_seq_len| DraftText { memory_capacity: MEMORY, max_seq_len, memory: &[], context: &[] }.chunk_len();
-        assert_eq!((len(1), len(4096), len(32_768), len(32_769), len(131_072)), (1024, 1024, 1024, 2048, 3072));
+        assert_eq!((len(1), len(4096), len(98_304), len(98_305), len(131_072)), (1024, 1024, 1024, 2048, 2048));
         assert!((MEMORY + 131_072).div_ceil(len(131_072)) <= MAX_CHUNKS);
     }
 

@@ -8,6 +8,7 @@
 //! [`numbers`]). On the CPU nothing differs either: every instruction set, every number of threads and every split of
 //! the tokens into passes gives the same bits.
 
+pub mod accept;
 pub mod argmax;
 pub mod attention;
 pub mod draft;
@@ -27,6 +28,7 @@ pub mod simd;
 pub mod tree;
 mod weights;
 
+pub use accept::accept;
 pub use argmax::argmax;
 pub use attention::{Partials, attention};
 pub use embed::embed;

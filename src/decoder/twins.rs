@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::control::{Control, MAX_NODES};
-use super::forward::{Fusion, Op, Ops, Outcome, features, forward, fused_norm_tokens};
-use super::step::{BUCKETS, CHUNK, Pass, Scratch};
+use super::forward::{Fusion, Op, Ops, Outcome, features, forward, fused_norm_tokens, vocab_parts};
+use super::step::{BUCKETS, CHUNK, MEMORY, Pass, Scratch};
 use super::weights::Weights;
 use crate::cpu::{self, KvCache, Quantized, Tree};
 use crate::gpu::{Buffer, Dispatch, Gpu, GpuOptions, Kernel};
@@ -79,6 +79,8 @@ struct Bench {
     blocks: Vec<(MatrixKind, usize, Blocks)>,
     vectors: Vec<(VectorKind, usize, Vec<f32>)>,
     features: Features,
+    /// The cache row of each position.
+    rows: Vec<u32>,
     /// Tiles products and attention as for a program that plays a GPU.
     software: bool,
     /// Compiled kernels by their text.
@@ -124,7 +126,18 @@ impl Bench {
             weights.vector(*kind, *layer, values.clone()).await.unwrap();
         }
         let features = features(gpu.adapter());
-        Bench { gpu, config, scratch, weights, blocks, vectors, features, software: plain, kernels: RefCell::default() }
+        Bench {
+            gpu,
+            config,
+            scratch,
+            weights,
+            blocks,
+            vectors,
+            features,
+            rows: (0..256).collect(),
+            software: plain,
+            kernels: RefCell::default(),
+        }
     }
 
     fn pass(&self, tokens: usize, fusion: Fusion) -> Pass {
@@ -209,7 +222,7 @@ impl Bench {
             ..Control::new()
         };
         for (node, slot) in control.slots.iter_mut().enumerate() {
-            *slot = tree.slot(node.min(tree.n_nodes() - 1)) as u32;
+            *slot = self.rows[tree.slot(node.min(tree.n_nodes() - 1))];
         }
         control.tokens[..tokens.len()].copy_from_slice(tokens);
         control.ancestors[..tree.n_nodes()].copy_from_slice(&tree.ancestors);
@@ -375,6 +388,99 @@ fn kernels_agree_with_their_twins() {
     }
 }
 
+/// Texts over a small alphabet, so that much repeats, with what the counters may hold.
+async fn check_draft(max_seq_len: usize, random: &mut Random) {
+    let gpu = Gpu::new(GpuOptions::default()).await.unwrap();
+    let config = shapes().into_iter().next().unwrap();
+    let scratch = Scratch::new(&gpu, &config, max_seq_len, MAX_NODES).await.unwrap();
+    let mut bench = Bench::new(config, [Format::Q4; 3], false).await;
+    (bench.gpu, bench.scratch) = (gpu, scratch);
+    let s = &bench.scratch;
+    for round in 0..24 {
+        let alphabet = [2, 5, 40, 300][round % 4];
+        let mut memory: Vec<u32> =
+            (0..[0, 1, 700, MEMORY][round / 4 % 4]).map(|_| random.below(alphabet) as u32).collect();
+        memory.iter_mut().filter(|_| random.below(50) == 0).for_each(|token| *token = cpu::draft::SEPARATOR);
+        let n_context = [1, 2, 9, 200, max_seq_len - 3, max_seq_len - 1][round % 6].max(1);
+        let context: Vec<u32> = (0..n_context).map(|_| random.below(alphabet) as u32).collect();
+        let counters = cpu::draft::OrderCounters {
+            hits: std::array::from_fn(|_| random.below(900) as u32),
+            tries: std::array::from_fn(|_| 900 + random.below(3000) as u32),
+        };
+        let text = cpu::draft::DraftText { memory: &memory, context: &context, memory_capacity: MEMORY, max_seq_len };
+        let candidates = cpu::draft::scan(&text);
+        let bucket = BUCKETS[1 + round % 5];
+        let most = bucket.min(s.max_seq_len - n_context + 1);
+        let want = cpu::draft::draft_tree(&text, &candidates, &counters, most);
+
+        let control = Control {
+            n_committed: n_context as u32 - 1,
+            n_context: n_context as u32,
+            n_memory: memory.len() as u32,
+            hits: counters.hits,
+            tries: counters.tries,
+            ..Control::new()
+        };
+        bench.gpu.write(&s.control, 0, bytemuck::bytes_of(&control));
+        bench.gpu.write(&s.text, 0, bytemuck::cast_slice(&memory));
+        bench.gpu.write(&s.text, 4 * MEMORY as u64, bytemuck::cast_slice(&context));
+        let pass = bench.pass(bucket, Fusion::NONE);
+        bench.run(&pass, |ops| ops.find_matches()).await;
+        bench.run(&pass, |ops| ops.draft()).await;
+        let bytes = bench.gpu.read(&s.control, 0, size_of::<Control>() as u64).await.unwrap();
+        let got: Control = bytemuck::pod_read_unaligned(&bytes);
+        let n = got.n_nodes as usize;
+        assert_eq!(got.tokens[..n], want.tokens, "tokens of round {round}");
+        assert_eq!(got.ancestors[..n], want.ancestors, "ancestors of round {round}");
+        assert_eq!((got.match_length, got.n_given), (want.match_length, 1), "round {round}");
+        let votes = got.candidate_orders.iter().zip(got.candidate_tokens).take(got.n_candidates as usize);
+        let votes: Vec<_> = votes.map(|(order, token)| cpu::draft::Vote { order: *order, token }).collect();
+        assert_eq!(votes, want.votes, "candidates of round {round}");
+
+        // Accepting a random prediction of each node: the path, and the counters.
+        let predictions: Vec<u32> = (0..n)
+            .map(|node| {
+                let children = (node + 1..n).filter(|child| want.parents[*child] as usize == node);
+                let children: Vec<u32> = children.map(|child| want.tokens[child]).collect();
+                if children.is_empty() || random.below(4) == 0 { 7 } else { children[random.below(children.len())] }
+            })
+            .collect();
+        let parts = vocab_parts(bench.config.vocab_size);
+        let mut best = vec![[0.0f32.to_bits(), u32::MAX]; n * parts];
+        predictions.iter().enumerate().for_each(|(node, token)| best[node * parts] = [1f32.to_bits(), *token]);
+        bench.gpu.write(&s.best, 0, bytemuck::cast_slice(&best));
+        let mut control = Control { max_context: s.max_seq_len as u32, ..got };
+        control.slots = got.slots;
+        bench.gpu.write(&s.control, 0, bytemuck::bytes_of(&control));
+        bench.run(&pass, |ops| ops.accept()).await;
+        let bytes = bench.gpu.read(&s.control, 0, size_of::<Control>() as u64).await.unwrap();
+        let accepted: Control = bytemuck::pod_read_unaligned(&bytes);
+        let mut rows: Vec<u32> =
+            bytemuck::pod_collect_to_vec(&bench.gpu.read(&s.slot_map, 0, s.slot_map.size()).await.unwrap());
+        let (path, tokens) = cpu::accept(&want.tokens, &want.parents, &predictions);
+        let room = s.max_seq_len - n_context;
+        let appended = &tokens[..tokens.len().min(room)];
+        assert_eq!(accepted.recent[..appended.len()], *appended, "accepted tokens of round {round}");
+        assert_eq!(accepted.n_generated as usize, appended.len(), "round {round}");
+        for (i, node) in path.iter().enumerate().take(appended.len()) {
+            assert_eq!(rows[n_context - 1 + i], got.slots[*node], "rows of round {round}");
+        }
+        rows.sort_unstable();
+        assert!(rows.iter().enumerate().all(|(i, row)| *row == i as u32), "the slot map is no permutation");
+        let mut counters = counters;
+        counters.update(&want.votes, predictions[0]);
+        assert_eq!((accepted.hits, accepted.tries), (counters.hits, counters.tries), "counters of round {round}");
+    }
+}
+
+#[test]
+fn drafts_are_those_of_the_twins() {
+    let mut random = Random(23);
+    for max_seq_len in [256, 2048] {
+        pollster::block_on(check_draft(max_seq_len, &mut random));
+    }
+}
+
 /// Bits of the residual and of the logits of each node after a whole step.
 async fn bits(bench: &Bench, pass: &Pass, tree: &Tree, tokens: &[u32]) -> Vec<Vec<u32>> {
     let n = tree.n_nodes();
@@ -396,8 +502,13 @@ async fn bits(bench: &Bench, pass: &Pass, tree: &Tree, tokens: &[u32]) -> Vec<Ve
 /// A token's numbers are the same bits in any tree, bucket and plan as in steps of one.
 async fn check_bits(config: Config, formats: [Format; 3]) {
     let bench = Bench::new(config, formats, false).await;
-    let plain = Bench::new(bench.config.clone(), formats, true).await;
+    let mut plain = Bench::new(bench.config.clone(), formats, true).await;
     let mut random = Random(3);
+    // Where the rows lie in the cache tells in no bit.
+    for i in 1..256 {
+        plain.rows.swap(i, random.below(i + 1));
+    }
+    plain.gpu.write(&plain.scratch.slot_map, 0, bytemuck::cast_slice(&plain.rows));
     let one_by_one = |bench: &Bench, tree: &Tree, tokens: &[u32], node: usize| {
         let path: Vec<usize> = (0..tree.n_nodes()).filter(|i| tree.ancestors[node] >> i & 1 == 1).collect();
         let steps: Vec<(Tree, Vec<u32>)> = path

@@ -199,6 +199,11 @@ impl GpuDecoder {
         self.controller = Controller::new(costs);
     }
 
+    /// Steps of a window and windows in flight, where they were calibrated.
+    pub fn window(&self) -> Option<(usize, usize)> {
+        self.window
+    }
+
     /// Steps of a window and windows in flight from now on (at most 4 each); by the time of a step where `None`.
     pub fn set_window(&mut self, window: Option<(usize, usize)>) {
         self.window = window.map(|(steps, flying)| (steps.clamp(1, MAX_WINDOW), flying.clamp(1, MAX_IN_FLIGHT)));

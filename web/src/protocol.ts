@@ -39,6 +39,10 @@ export interface EngineInfo {
   fusion: "none" | "all" | "some" | null;
   /** GPU dispatches for one token. */
   dispatchesPerStep: number;
+  /** What a step of 1, 2, 4, 8, 16 and 32 nodes takes in milliseconds; null where it was not timed. */
+  stepMs: (number | null)[];
+  /** Steps of a window and windows in flight, where they were calibrated. */
+  window: [number, number] | null;
   /** What differs on this device and is not used, a sentence each. */
   leftOut: string[];
   /** GPU objects made so far. */

@@ -73,6 +73,8 @@ struct About {
     is_software: bool,
     fusion: Option<&'static str>,
     dispatches_per_step: usize,
+    step_ms: Vec<Option<f64>>,
+    window: Option<(usize, usize)>,
     left_out: Vec<String>,
     buffers: usize,
     bindings: usize,
@@ -168,6 +170,10 @@ impl Engine {
                 _ => "some",
             }),
             dispatches_per_step: self.inner.dispatches_per_step(),
+            step_ms: decoder
+                .map(|decoder| decoder.costs().ms.map(|ms| Some(ms).filter(|ms| ms.is_finite())).to_vec())
+                .unwrap_or_default(),
+            window: decoder.and_then(|decoder| decoder.window()),
             left_out: decoder.map(|decoder| decoder.left_out().to_vec()).unwrap_or_default(),
             buffers: created.buffers,
             bindings: created.bindings,
