@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use crate::cpu::{CpuModel, CpuWeights};
 use crate::decoder::memory::Memory;
-use crate::decoder::request::{Finish, Generated, Mode, Request};
+use crate::decoder::request::{Finish, Generated, Mode, News, Request};
 use crate::decoder::step::{MEMORY, scratch_sizes, widest_bucket};
 use crate::decoder::{FusionChoice, GpuDecoder, Weights};
 use crate::gpu::{Adapter, Gpu, GpuOptions, LimitsRequest};
@@ -79,6 +79,34 @@ pub struct Completing {
     pub max_tokens: Option<usize>,
     /// How the loop decodes.
     pub mode: Mode,
+}
+
+/// A piece of an answer, as it comes.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece<'a> {
+    /// The new text, whole characters only.
+    pub text: &'a str,
+    /// The same, token by token.
+    pub tokens: &'a [PieceToken],
+    /// What the backend reported.
+    pub news: News<'a>,
+    tokenizer: &'a Tokenizer,
+}
+
+/// The text that a token added.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PieceToken {
+    /// Whole characters: empty where a token is a part of one.
+    pub text: String,
+    /// Whether the token was drafted and accepted.
+    pub drafted: bool,
+}
+
+impl Piece<'_> {
+    /// The draft tree of the last step: the text of each node, its parent, and whether it was accepted.
+    pub fn tree(&self) -> impl Iterator<Item = (String, usize, bool)> {
+        self.news.tree.iter().map(|node| (self.tokenizer.piece(node.token).into_owned(), node.parent, node.accepted))
+    }
 }
 
 /// An answer.
@@ -275,7 +303,7 @@ impl Engine {
         self.tokenizer.encode(text, add_special)
     }
 
-    /// Answers a prompt; `on_text` gets the text as it comes, whole characters only and now and then an empty piece,
+    /// Answers a prompt; `on_piece` gets the text as it comes, whole characters only and now and then an empty piece,
     /// and may break off.
     ///
     /// # Errors
@@ -284,7 +312,7 @@ impl Engine {
         &mut self,
         prompt: Prompt<'_>,
         how: &Completing,
-        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+        on_piece: &mut dyn FnMut(&Piece<'_>) -> ControlFlow<()>,
     ) -> Result<Completion> {
         let tokens = self.tokens(prompt)?;
         let end_tokens = self.tokenizer.end_tokens().to_vec();
@@ -299,11 +327,23 @@ impl Engine {
             Prompt::Raw(_) => TextStream::continuing(&self.tokenizer),
             Prompt::Chat(_) => TextStream::new(&self.tokenizer),
         };
-        let mut on_tokens = |new: &[u32]| {
+        let tokenizer = &self.tokenizer;
+        let mut on_tokens = |news: &News<'_>| {
             let known = text.len();
-            let shown = new.iter().filter(|token| !end_tokens.contains(token));
-            shown.for_each(|token| text.push_str(&stream.push(*token)));
-            on_text(&text[known..])
+            // A step gives the tokens that it accepted, and one that was not drafted.
+            let drafted = news
+                .steps
+                .iter()
+                .flat_map(|step| std::iter::repeat_n(true, usize::from(step.n_accepted)).chain([false]));
+            let mut tokens = Vec::new();
+            for (&token, drafted) in news.tokens.iter().zip(drafted.chain(std::iter::repeat(false))) {
+                if !end_tokens.contains(&token) {
+                    let piece = stream.push(token);
+                    text.push_str(&piece);
+                    tokens.push(PieceToken { text: piece, drafted });
+                }
+            }
+            on_piece(&Piece { text: &text[known..], tokens: &tokens, news: *news, tokenizer })
         };
         let generated = match &mut self.backend {
             Backend::Gpu(decoder) => decoder.generate(&request, &mut on_tokens).await?,
@@ -312,7 +352,7 @@ impl Engine {
         let rest = stream.finish();
         if !rest.is_empty() {
             text.push_str(&rest);
-            let _ = on_text(&rest);
+            let _ = on_piece(&Piece { text: &rest, tokens: &[], news: News::default(), tokenizer });
         }
         Ok(Completion { text, generated })
     }

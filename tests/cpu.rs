@@ -6,6 +6,7 @@ use forerun::cpu::{
     CpuModel, CpuWeights, KvCache, LogitsOf, PackedBlocks, Pass, Quantized, Tree, argmax, attention, matmul, merge,
     quantize,
 };
+use forerun::decoder::request::News;
 use forerun::decoder::{Finish, Mode, Request};
 use forerun::model::package::{MatrixInfo, MatrixKind, VectorKind, WeightSink};
 use forerun::model::{Architecture, Blocks, Config, Format, RopePairs};
@@ -268,7 +269,8 @@ fn greedy_decoding_keeps_its_limits() {
     let mut generate = |prompt: &[u32], max_tokens: usize, end_tokens: &[u32], mut left: usize| {
         let request = Request { prompt, max_tokens, end_tokens, mode: Mode::Loop };
         // `left` counts the tokens until the caller breaks off.
-        let mut on_tokens = |new: &[u32]| {
+        let mut on_tokens = |news: &News<'_>| {
+            let new = news.tokens;
             left -= new.len();
             if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };

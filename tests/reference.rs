@@ -7,7 +7,7 @@ use std::path::Path;
 
 use forerun::decoder::Mode;
 use forerun::model::FileSource;
-use forerun::session::{BackendChoice, Completing, Engine, EngineOptions, Prompt};
+use forerun::session::{BackendChoice, Completing, Engine, EngineOptions, Piece, Prompt};
 use forerun::text::Message;
 use serde::Deserialize;
 
@@ -93,7 +93,8 @@ async fn check_answer(engine: &mut Engine, chat: &Chat) {
     for mode in [Mode::Greedy, Mode::Loop] {
         let how = Completing { max_tokens: Some(60), mode };
         let mut streamed = String::new();
-        let mut on_text = |text: &str| {
+        let mut on_text = |piece: &Piece<'_>| {
+            let text = piece.text;
             streamed.push_str(text);
             ControlFlow::Continue(())
         };

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Read};
 use std::ops::ControlFlow;
 
 use forerun::decoder::Mode;
-use forerun::session::{Completing, Completion, Engine, Prompt};
+use forerun::session::{Completing, Completion, Engine, Piece, Prompt};
 use forerun::text::Message;
 use serde::Serialize;
 
@@ -103,7 +103,8 @@ pub fn answer(engine: &mut Engine, prompt: Prompt<'_>, args: &AnswerArgs, stream
     let answering = Answering::begin();
     let mut waiting = Some(load::spinner("reading the prompt"));
     let mut written = Ok(());
-    let mut on_text = |piece: &str| {
+    let mut on_text = |piece: &Piece<'_>| {
+        let piece = piece.text;
         if !piece.is_empty() {
             if stream {
                 if let Some(spinner) = waiting.take() {

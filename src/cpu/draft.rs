@@ -262,8 +262,8 @@ fn weights(candidates: &[Candidate], reliability: &[u32; MAX_ORDER]) -> Vec<[u32
     let mut rest = 1 << 16;
     for m in (0..MAX_ORDER).rev() {
         let n = candidates.iter().filter(|c| c.order as usize == m + 1).count() as u32;
-        if n > 0 {
-            share[m] = (((rest * reliability[m]) >> 16) << 6) / n;
+        if let Some(each) = (((rest * reliability[m]) >> 16) << 6).checked_div(n) {
+            share[m] = each;
             rest = (rest * ((1 << 16) - reliability[m])) >> 16;
         }
     }

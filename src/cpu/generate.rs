@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use super::model::{CpuModel, LogitsOf, Pass};
 use super::{MAX_NODES, argmax};
-use crate::decoder::request::{Finish, Generated, OnTokens, Request, check_request, check_tokens, common_prefix};
+use crate::decoder::request::{Finish, Generated, News, OnTokens, Request, check_request, check_tokens, common_prefix};
 use crate::gpu::{breathe, now_ms};
 use crate::{Error, Result};
 
@@ -19,7 +19,7 @@ impl CpuModel {
         let n_prompt = request.prompt.len();
         let cached_tokens = common_prefix(self.committed(), request.prompt).min(n_prompt - 1);
         let mut generated = Generated::nothing(n_prompt, cached_tokens);
-        let mut logits = match self.prefill(request.prompt, |_| on_tokens(&[])).await {
+        let mut logits = match self.prefill(request.prompt, |_| on_tokens(&News::default())).await {
             Ok(logits) => logits,
             Err(Error::Aborted) => return Ok(generated),
             Err(error) => return Err(error),
@@ -37,7 +37,7 @@ impl CpuModel {
             } else if generated.tokens.len() == max_tokens {
                 generated.finish = Some(Finish::Length);
             }
-            if on_tokens(&[token]).is_break() {
+            if on_tokens(&News { tokens: &[token], ..News::default() }).is_break() {
                 generated.finish = None;
                 return Ok(generated);
             }

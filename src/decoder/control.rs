@@ -3,6 +3,7 @@
 use bytemuck::Zeroable;
 
 use super::controller::StepStats;
+use super::request::TreeNode;
 
 /// End tokens that the loop can watch for.
 pub const MAX_END_TOKENS: usize = 24;
@@ -90,6 +91,21 @@ impl Control {
         let [nodes, n_accepted, match_length, _] = self.step_stats[at].to_le_bytes();
         let path = self.step_paths[at];
         StepStats { nodes: width as u8, n_drafted: nodes.saturating_sub(1), n_accepted, match_length, path }
+    }
+
+    /// The draft tree of the last decode step; empty where it had no draft.
+    pub fn tree(&self) -> Vec<TreeNode> {
+        let n_nodes = (self.n_nodes as usize).min(MAX_NODES);
+        if self.n_given != 1 || n_nodes < 2 || self.n_steps == 0 {
+            return Vec::new();
+        }
+        let path = self.step_paths[(self.n_steps as usize - 1) % STEP_STATS];
+        let node = |node: usize| TreeNode {
+            token: self.tokens[node],
+            parent: (self.ancestors[node] & !(1 << node)).checked_ilog2().unwrap_or(0) as usize,
+            accepted: path >> node & 1 == 1,
+        };
+        (0..n_nodes).map(node).collect()
     }
 
     /// Why generation ended, if it has.

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::control::MAX_END_TOKENS;
+use super::controller::StepStats;
 use crate::model::Config;
 use crate::{Error, Result};
 
@@ -66,8 +67,30 @@ pub struct Request<'a> {
     pub mode: Mode,
 }
 
-/// Called with tokens as they become known, and now and then with none; breaking ends the generation.
-pub type OnTokens<'a> = &'a mut dyn FnMut(&[u32]) -> ControlFlow<()>;
+/// What became known of a generation.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct News<'a> {
+    /// New tokens of the answer.
+    pub tokens: &'a [u32],
+    /// The steps that gave them, where the loop is on the GPU: each gave its accepted tokens and one more.
+    pub steps: &'a [StepStats],
+    /// The draft tree of the last of these steps, root included; empty without a draft.
+    pub tree: &'a [TreeNode],
+}
+
+/// A node of a draft tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TreeNode {
+    /// Its token.
+    pub token: u32,
+    /// Its parent's number; 0 for the root, which is number 0.
+    pub parent: usize,
+    /// Whether the model agreed with it and with its ancestors.
+    pub accepted: bool,
+}
+
+/// Called when something became known, and now and then when nothing did; breaking ends the generation.
+pub type OnTokens<'a> = &'a mut dyn FnMut(&News<'_>) -> ControlFlow<()>;
 
 /// What a generation did.
 #[derive(Debug, Clone, PartialEq)]

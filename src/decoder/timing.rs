@@ -59,7 +59,7 @@ impl GpuDecoder {
             self.gpu.write(&self.scratch.text, 4 * MEMORY as u64, bytemuck::cast_slice(&tokens));
             self.gpu.finish().await?;
             let started = now_ms();
-            self.gpu.submit(&vec![self.recording(key)?; STEPS], None);
+            self.gpu.submit(&[self.recording(key)?; STEPS], None);
             self.gpu.finish().await?;
             best = f64::min(best, (now_ms() - started) / STEPS as f64);
         }

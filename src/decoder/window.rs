@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
 use super::control::{Control, ORDERS, RECENT};
-use super::controller::{Controller, Costs};
+use super::controller::{Controller, Costs, StepStats};
 use super::forward::{Fusion, Outcome};
 use super::memory::Memory;
 use super::probe::Trace;
-use super::request::{Generated, Mode, OnTokens, Request, check_request, check_tokens, common_prefix};
+use super::request::{Generated, Mode, News, OnTokens, Request, check_request, check_tokens, common_prefix};
 use super::step::{BUCKETS, MEMORY, Scratch, StepKey, Steps, widest_bucket};
 use super::weights::Weights;
 use crate::gpu::{Gpu, Staging, now_ms};
@@ -321,11 +321,7 @@ impl GpuDecoder {
 
     /// Runs tokens of the prompt through the widest step, in submissions short enough for others to share the GPU.
     /// Between them the caller may break off.
-    async fn prefill(
-        &mut self,
-        tokens: &[u32],
-        on_tokens: &mut dyn FnMut(&[u32]) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>> {
+    async fn prefill(&mut self, tokens: &[u32], on_tokens: OnTokens<'_>) -> Result<ControlFlow<()>> {
         let mut prefill_ms = self.prefill_ms;
         let mut left = tokens;
         while !left.is_empty() {
@@ -341,7 +337,7 @@ impl GpuDecoder {
                 prefill_ms = (now_ms() - started) / steps as f64;
             }
             self.cached.extend_from_slice(now);
-            if on_tokens(&[]).is_break() {
+            if on_tokens(&News::default()).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }
@@ -412,8 +408,9 @@ impl GpuDecoder {
             if ended {
                 continue;
             }
-            for step in generated.steps as u32..control.n_steps {
-                let stats = control.step(step, width);
+            let steps: Vec<StepStats> =
+                (generated.steps as u32..control.n_steps).map(|step| control.step(step, width)).collect();
+            for &stats in &steps {
                 generated.n_drafted += usize::from(stats.n_drafted);
                 generated.n_accepted += usize::from(stats.n_accepted);
                 generated.widths[width.ilog2() as usize] += 1;
@@ -427,7 +424,7 @@ impl GpuDecoder {
             generated.steps = control.n_steps as usize;
             generated.finish = control.finish();
             ended = generated.finish.is_some();
-            if on_tokens(&new).is_break() {
+            if on_tokens(&News { tokens: &new, steps: &steps, tree: &control.tree() }).is_break() {
                 ended = true;
                 generated.finish = None;
             }

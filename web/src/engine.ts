@@ -1,10 +1,10 @@
 // The page's handle on the engine, which runs in a worker.
 
-import type { Completion, EngineInfo, EngineOptions, FromWorker, Message, Mode, Progress, ToWorker } from "./protocol.ts";
+import type { Completion, EngineInfo, EngineOptions, FromWorker, Message, Mode, Progress, StepReport, ToWorker } from "./protocol.ts";
 
 /** How to load a model. */
 export interface LoadOptions extends EngineOptions {
-  /** How the loop waits for the GPU, where a request does not say. */
+  /** How to decode, where a request does not say. */
   mode?: Mode;
   /** Hears how far loading is. */
   onProgress?: (progress: Progress) => void;
@@ -17,6 +17,8 @@ export interface GenerateOptions {
   /** The most tokens to generate; to the end of the context if absent. */
   maxTokens?: number;
   mode?: Mode;
+  /** Hears what the steps did, with each piece of text: for pages that show how the answer comes about. */
+  onSteps?: (report: StepReport) => void;
   /** Ends the answer; what was generated so far stands, with the finish reason `abort`. */
   signal?: AbortSignal;
 }
@@ -41,7 +43,7 @@ export interface Generation extends AsyncIterable<string> {
 
 interface Pending {
   onProgress?: ((progress: Progress) => void) | undefined;
-  onText?: ((piece: string) => void) | undefined;
+  onText?: ((piece: string, steps?: StepReport) => void) | undefined;
   resolve(value: unknown): void;
   reject(error: Error): void;
 }
@@ -118,8 +120,10 @@ export class Engine {
       ...(typeof prompt === "string" ? { text: prompt } : { messages: prompt }),
       ...(options.maxTokens === undefined ? {} : { maxTokens: options.maxTokens }),
       mode: options.mode ?? this.mode,
+      ...(options.onSteps ? { steps: true } : {}),
     };
-    const onText = (piece: string) => {
+    const onText = (piece: string, steps?: StepReport) => {
+      if (steps) options.onSteps?.(steps);
       pieces.push(piece);
       wake();
     };
@@ -184,7 +188,7 @@ export class Engine {
       case "progress":
         return pending.onProgress?.(message.progress);
       case "text":
-        return pending.onText?.(message.piece);
+        return pending.onText?.(message.piece, message.steps);
       case "done":
         this.pending = undefined;
         return pending.resolve(message.value);

@@ -65,6 +65,18 @@ export interface CompletionRequest {
   messages?: Message[];
   maxTokens?: number;
   mode?: Mode;
+  /** Whether to report what the steps did. */
+  steps?: boolean;
+}
+
+/** What the steps of a window did. */
+export interface StepReport {
+  /** The new text, token by token, and whether the token was drafted and accepted. */
+  tokens: { text: string; drafted: boolean }[];
+  /** Each step's width in nodes, its drafted and accepted tokens, and how many tokens its best candidate matched. */
+  steps: { width: number; drafted: number; accepted: number; matchLength: number }[];
+  /** The draft tree of the last step, its root first; empty without a draft. */
+  tree: { text: string; parent: number; accepted: boolean }[];
 }
 
 /** A whole answer and how it came about. */
@@ -105,6 +117,6 @@ export type ToWorker =
 
 export type FromWorker =
   | { kind: "progress"; progress: Progress }
-  | { kind: "text"; piece: string }
+  | { kind: "text"; piece: string; steps?: StepReport }
   | { kind: "done"; value: unknown }
   | { kind: "failed"; failure: Failure };

@@ -48,8 +48,9 @@ async function load({ model, options }: Extract<ToWorker, { kind: "load" }>): Pr
 
 async function complete({ request }: Extract<ToWorker, { kind: "complete" }>): Promise<unknown> {
   if (!engine) throw new Error("no model is loaded: load one first");
-  const answer = await engine.complete(JSON.stringify(request), (piece: string) => {
-    if (piece) say({ kind: "text", piece });
+  const answer = await engine.complete(JSON.stringify(request), (piece: string, steps: string | null) => {
+    if (steps) say({ kind: "text", piece, steps: JSON.parse(steps) });
+    else if (piece) say({ kind: "text", piece });
     return !isAborted;
   });
   return JSON.parse(answer);

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use forerun::decoder::{Fusion, FusionChoice, Mode};
 use forerun::gpu::LimitsRequest;
-use forerun::session::{self, BackendChoice, Completing, EngineOptions, Progress, Prompt};
+use forerun::session::{self, BackendChoice, Completing, EngineOptions, Piece, Progress, Prompt};
 use forerun::text::Message;
 use js_sys::Function;
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,56 @@ struct Request {
     messages: Option<Vec<Message>>,
     max_tokens: Option<usize>,
     mode: Option<String>,
+    #[serde(default)]
+    steps: bool,
+}
+
+/// What steps did, for a page that shows it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Steps {
+    tokens: Vec<StepToken>,
+    steps: Vec<Step>,
+    tree: Vec<Node>,
+}
+
+#[derive(Serialize)]
+struct StepToken {
+    text: String,
+    drafted: bool,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Step {
+    width: u8,
+    drafted: u8,
+    accepted: u8,
+    match_length: u8,
+}
+
+#[derive(Serialize)]
+struct Node {
+    text: String,
+    parent: usize,
+    accepted: bool,
+}
+
+/// What a piece's steps did as JSON, where it is wanted and there were any.
+fn report(piece: &Piece<'_>, wanted: bool) -> JsValue {
+    if !wanted || piece.news.steps.is_empty() {
+        return JsValue::NULL;
+    }
+    let tokens = piece.tokens.iter().map(|token| StepToken { text: token.text.clone(), drafted: token.drafted });
+    let steps = piece.news.steps.iter().map(|step| Step {
+        width: step.nodes,
+        drafted: step.n_drafted,
+        accepted: step.n_accepted,
+        match_length: step.match_length,
+    });
+    let tree = piece.tree().map(|(text, parent, accepted)| Node { text, parent, accepted });
+    let steps = Steps { tokens: tokens.collect(), steps: steps.collect(), tree: tree.collect() };
+    to_json(&steps).map_or(JsValue::NULL, JsValue::from)
 }
 
 /// What was loaded and where it runs.
@@ -182,8 +232,8 @@ impl Engine {
     }
 
     /// Answers a request given as JSON (`text` or `messages`, `maxTokens`, `mode`) and gives back the whole answer with
-    /// its statistics as JSON. `on_text(piece)` gets the text as it comes, and now and then an empty piece; it answers
-    /// whether to go on.
+    /// its statistics as JSON. `on_text(piece, steps)` gets the text as it comes, and now and then an empty piece; it
+    /// answers whether to go on. Where the request has `steps`, it also gets what the steps did, as JSON.
     pub async fn complete(&mut self, request: String, on_text: Function) -> Result<String, JsValue> {
         let request: Request = parse("request", &request)?;
         let prompt = match (&request.text, &request.messages) {
@@ -197,10 +247,12 @@ impl Engine {
         };
         let mode = request.mode.as_deref().map_or(Ok(Mode::default()), Mode::from_name).map_err(to_js)?;
         let how = Completing { max_tokens: request.max_tokens, mode };
-        let mut tell = |piece: &str| match on_text.call1(&JsValue::NULL, &piece.into()) {
-            Ok(go_on) if go_on.is_truthy() => ControlFlow::Continue(()),
-            _ => ControlFlow::Break(()),
-        };
+        let wants_steps = request.steps;
+        let mut tell =
+            |piece: &Piece<'_>| match on_text.call2(&JsValue::NULL, &piece.text.into(), &report(piece, wants_steps)) {
+                Ok(go_on) if go_on.is_truthy() => ControlFlow::Continue(()),
+                _ => ControlFlow::Break(()),
+            };
         let answer = self.inner.complete(prompt, &how, &mut tell).await.map_err(to_js)?;
         to_json(&Answer {
             finish_reason: answer.finish_reason(),
