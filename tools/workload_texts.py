@@ -64,8 +64,9 @@ def from_man(path, licence):
         return
     if licence == "PostgreSQL" and "PostgreSQL" not in raw[:1000]:
         return
-    shown = subprocess.run(["man", "-E", "UTF-8", "-P", "cat", path], capture_output=True, text=True,
-                           env={"MANWIDTH": "1000", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "MAN_KEEP_FORMATTING": ""})
+    settings = {"MANWIDTH": "1000", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "MAN_KEEP_FORMATTING": ""}
+    command = ["man", "-E", "UTF-8", "-P", "cat", path]
+    shown = subprocess.run(command, capture_output=True, text=True, env=settings)
     text = re.sub(r".\x08", "", shown.stdout)
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     name = path.rsplit("/", 1)[1].split(".")[0].replace("_", " ")
