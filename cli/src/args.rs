@@ -39,6 +39,8 @@ pub enum Command {
     Chat(ChatArgs),
     Inspect(InspectArgs),
     Perplexity(PerplexityArgs),
+    GenerateWorkload(GenerateWorkloadArgs),
+    Replay(ReplayArgs),
 }
 
 impl Command {
@@ -48,7 +50,8 @@ impl Command {
             Command::Run(args) => &args.engine,
             Command::Chat(args) => &args.engine,
             Command::Perplexity(args) => &args.engine,
-            Command::Inspect(_) => return false,
+            Command::GenerateWorkload(args) => &args.engine,
+            Command::Inspect(_) | Command::Replay(_) => return false,
         };
         engine.backend == Backend::Gpu
     }
@@ -147,6 +150,55 @@ pub struct PerplexityArgs {
     pub engine: EngineArgs,
     /// Print one JSON object instead: tokens (how many were predicted), perplexity, ids (the text's tokens), and for
     /// each predicted one nll and top1 (the token the model held most probable there)
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Answer a file of prompts and record the tokens, for `forerun replay`
+///
+/// A line of a prompts file is {"task", "id", "messages"}, with messages as chat templates take them; a line of the
+/// output is {"task", "id", "prompt", "output"}, with token ids. Prompts whose ids the output has already are left out,
+/// so that a run that was broken off goes on where it ended.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  forerun generate-workload smollm2-135m workload/*.jsonl -o smollm2-135m.jsonl")]
+pub struct GenerateWorkloadArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: String,
+    /// Files of prompts
+    #[arg(required = true)]
+    pub prompts: Vec<PathBuf>,
+    /// The file to write, or to go on with
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// The most tokens of an answer
+    #[arg(long, value_name = "N", value_parser = at_least_1, default_value = "128")]
+    pub max_tokens: NonZeroUsize,
+    /// Answer only the first prompts of each task
+    #[arg(long, value_name = "N", value_parser = at_least_1)]
+    pub limit: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Simulate drafting over recorded answers
+///
+/// Replays the answers that `forerun generate-workload` recorded: a step accepts the longest drafted path that the
+/// answer follows, and one token more. Shows the mean number of tokens a step for prompt lookup, a suffix tree and
+/// context mixing (the engine's own drafter), without and with a memory of the answers before, and for memories of
+/// several sizes. Needs no model and no GPU.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  forerun replay smollm2-135m.jsonl --plot replay.svg")]
+pub struct ReplayArgs {
+    /// What `forerun generate-workload` wrote
+    pub file: PathBuf,
+    /// Draw the numbers into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Print one JSON object instead: drafters (name, nodes, memory, tokens_per_step, tasks) and memory_sizes
     #[arg(long)]
     pub json: bool,
 }

@@ -123,6 +123,12 @@ pub fn tokens_bar(total: u64) -> ProgressBar {
     ProgressBar::new(total).with_style(style)
 }
 
+/// A bar for `total` prompts.
+pub fn prompts_bar(total: u64) -> ProgressBar {
+    let style = style("answering {bar:30} {human_pos} of {human_len} prompts, {eta} left {msg:.dim}");
+    ProgressBar::new(total).with_style(style)
+}
+
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸ ")
 }

@@ -8,12 +8,15 @@ mod chat;
 mod driver;
 mod failure;
 mod format;
+mod generate_workload;
 mod inspect;
 mod interrupt;
 mod load;
 mod memory;
 mod output;
 mod perplexity;
+mod recording;
+mod replay;
 mod run;
 
 use std::process::ExitCode;
@@ -47,5 +50,7 @@ fn execute(command: &Command) -> Outcome {
         Command::Chat(args) => chat::chat(args),
         Command::Inspect(args) => inspect::inspect(args),
         Command::Perplexity(args) => perplexity::perplexity(args),
+        Command::GenerateWorkload(args) => generate_workload::generate_workload(args),
+        Command::Replay(args) => replay::replay(args),
     }
 }
