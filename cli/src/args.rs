@@ -178,6 +178,12 @@ pub struct GenerateWorkloadArgs {
     /// Answer only the first prompts of each task
     #[arg(long, value_name = "N", value_parser = at_least_1)]
     pub limit: Option<NonZeroUsize>,
+    /// How to decode; the tokens are the same
+    #[arg(long, value_parser = modes(), default_value = Mode::default().name())]
+    pub mode: Mode,
+    /// Draft from each prompt alone, not from the answers before it
+    #[arg(long)]
+    pub no_memory: bool,
     #[command(flatten)]
     pub engine: EngineArgs,
 }

@@ -6,7 +6,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use forerun::session::{Completing, Engine, Prompt};
+use forerun::session::{Completing, Engine, Piece, Prompt};
 use forerun::text::Message;
 
 use crate::args::GenerateWorkloadArgs;
@@ -40,6 +40,9 @@ pub fn generate_workload(args: &GenerateWorkloadArgs) -> Outcome {
     prompts.retain(|prompt| !known.contains(&prompt.id));
     if !prompts.is_empty() {
         let mut engine = load::load(&args.model, &args.engine)?;
+        if let (true, Some(decoder)) = (args.no_memory, engine.gpu_decoder_mut()) {
+            decoder.set_remembers(false);
+        }
         answer_all(&mut engine, &prompts, args, &mut file)?;
     }
     output::aside(&format!(
@@ -56,8 +59,7 @@ pub fn generate_workload(args: &GenerateWorkloadArgs) -> Outcome {
 fn open_output(path: &Path) -> Outcome<(File, HashSet<String>)> {
     let name = path.display();
     let fault = |error| Failure::Input(format!("cannot write {name} ({error}): give a file that can be written"));
-    let mut file =
-        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(fault)?;
+    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(fault)?;
     let mut text = std::io::read_to_string(&file).map_err(fault)?;
     text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
     let known: Vec<Recording> = parse_lines(&text, path)?;
@@ -65,7 +67,12 @@ fn open_output(path: &Path) -> Outcome<(File, HashSet<String>)> {
     Ok((file, known.into_iter().map(|recording| recording.id).collect()))
 }
 
-fn answer_all(engine: &mut Engine, prompts: &[WorkloadPrompt], args: &GenerateWorkloadArgs, file: &mut File) -> Outcome {
+fn answer_all(
+    engine: &mut Engine,
+    prompts: &[WorkloadPrompt],
+    args: &GenerateWorkloadArgs,
+    file: &mut File,
+) -> Outcome {
     // All prompts first, so that one that is too long is told at once.
     let mut conversations = Vec::new();
     for prompt in prompts {
@@ -82,12 +89,13 @@ fn answer_all(engine: &mut Engine, prompts: &[WorkloadPrompt], args: &GenerateWo
         }
         conversations.push((messages, tokens));
     }
-    let how = Completing { max_tokens: Some(args.max_tokens.get()), ..Completing::default() };
+    let how = Completing { max_tokens: Some(args.max_tokens.get()), mode: args.mode };
+    let mut total = Generated::default();
     let bar = load::prompts_bar(prompts.len() as u64);
     for (prompt, (messages, tokens)) in prompts.iter().zip(conversations) {
         bar.set_message(prompt.id.clone());
         let answering = Answering::begin();
-        let mut on_text = |_: &str| {
+        let mut on_text = |_: &Piece<'_>| {
             bar.tick();
             if answering.stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
@@ -100,12 +108,53 @@ fn answer_all(engine: &mut Engine, prompts: &[WorkloadPrompt], args: &GenerateWo
             return Err(Failure::Interrupted);
         }
         let (task, id) = (prompt.task.clone(), prompt.id.clone());
-        let recording = Recording { task, id, prompt: tokens, output: generated.tokens };
+        total.add(&generated);
+        let decode_ms = generated.decode_ms;
+        let recording = Recording { task, id, prompt: tokens, output: generated.tokens, decode_ms };
         let line = serde_json::to_string(&recording).map_err(|error| Failure::Output(error.into()))?;
         // In one piece, so that a run that is broken off leaves whole lines.
         file.write_all((line + "\n").as_bytes()).map_err(Failure::Output)?;
         bar.inc(1);
     }
     bar.finish_and_clear();
+    let adapter = engine.adapter().map_or("CPU", |adapter| &adapter.name);
+    output::aside(&format!(
+        "{adapter} · {} · {:.3} ms a token · {:.2} tokens a step · {:.0} % of {} accepted · steps by width {:?}",
+        args.mode.name(),
+        total.decode_ms / total.later_tokens.max(1) as f64,
+        total.tokens as f64 / total.steps.max(1) as f64,
+        100.0 * total.n_accepted as f64 / total.n_drafted.max(1) as f64,
+        format::things(total.n_drafted, "drafted token"),
+        total.widths,
+    ));
+    if let Some(decoder) = engine.gpu_decoder().filter(|decoder| decoder.window().is_some()) {
+        let ms = decoder.costs().ms.map(|ms| format!("{ms:.3}")).join(" ");
+        output::aside(&format!("step of 1, 2, 4, 8, 16, 32 nodes: {ms} ms · window {:?}", decoder.window()));
+    }
     Ok(())
+}
+
+/// What all answers took together.
+#[derive(Default)]
+struct Generated {
+    tokens: usize,
+    /// Tokens behind the first of each answer.
+    later_tokens: usize,
+    decode_ms: f64,
+    steps: usize,
+    n_drafted: usize,
+    n_accepted: usize,
+    widths: [usize; 6],
+}
+
+impl Generated {
+    fn add(&mut self, answer: &forerun::decoder::Generated) {
+        self.tokens += answer.tokens.len();
+        self.later_tokens += answer.tokens.len().saturating_sub(1);
+        self.decode_ms += answer.decode_ms;
+        self.steps += answer.steps;
+        self.n_drafted += answer.n_drafted;
+        self.n_accepted += answer.n_accepted;
+        self.widths.iter_mut().zip(answer.widths).for_each(|(sum, n)| *sum += n);
+    }
 }

@@ -28,7 +28,7 @@ pub struct WorkloadMessage {
 }
 
 /// A model's answer to a prompt, in tokens.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Recording {
     /// The prompt's task.
     pub task: String,
@@ -38,6 +38,9 @@ pub struct Recording {
     pub prompt: Vec<u32>,
     /// The answer, with the token that ended it.
     pub output: Vec<u32>,
+    /// From the first token to the last, in milliseconds.
+    #[serde(default)]
+    pub decode_ms: f64,
 }
 
 /// Reads a file of lines of JSON; empty lines do not count.
@@ -53,7 +56,11 @@ pub fn parse_lines<T: DeserializeOwned>(text: &str, path: &Path) -> Outcome<Vec<
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parse = |(i, line): (usize, &str)| {
         serde_json::from_str(line).map_err(|error| {
-            Failure::Input(format!("line {} of {} is not as expected ({error}): mend or remove it", i + 1, path.display()))
+            Failure::Input(format!(
+                "line {} of {} is not as expected ({error}): mend or remove it",
+                i + 1,
+                path.display()
+            ))
         })
     };
     lines.map(parse).collect()
