@@ -33,9 +33,13 @@ const PRIOR_WEIGHT: f64 = 3.0;
 const GAIN_DECAY: f64 = 0.97;
 /// What a step's match length keeps of its weight in the next speculative step, and in the next plain one.
 const RECENT_DECAY: f64 = 0.85;
+/// Classes of the age of the newest observation, a class for each doubling.
 const N_AGES: usize = 8;
+/// What is special about the recent steps and is still there in the next one, before anything was seen, and the
+/// observations that this guess counts for.
 const CARRY: f64 = 0.98;
 const CARRY_WEIGHT: f64 = 4.0;
+/// Steps that a draft stands for in the long run: itself and the plain ones in front of it, at most so many.
 const STAND: f64 = 1.0;
 const STAND_MAX: f64 = 15.0;
 /// What the recent match lengths keep of their weight in the next request.
@@ -61,6 +65,9 @@ const MAX_FAILURES: u32 = 3;
 const MIN_SPACE: f64 = 8.0;
 /// A wider step must promise this much more.
 const MARGIN: f64 = 1.01;
+/// What a new measurement of a step's time counts for, and how many times the known time it may be.
+const COST_RATE: f64 = 0.05;
+const COST_RANGE: f64 = 2.0;
 /// Windows in flight that are remembered.
 const MAX_FLYING: usize = 16;
 
@@ -235,7 +242,7 @@ impl Controller {
         self.usual = self.usual.map(|weight| weight * 0.99f64.powf(stands_for));
         self.usual[length] += stands_for;
         // Without the path, the accepted nodes are taken to be the first ones.
-        let path = if step.path >> 1 == 0 { ((1u64 << accepted) - 1 << 1) as u32 } else { step.path };
+        let path = if step.path >> 1 == 0 { (((1u64 << accepted) - 1) << 1) as u32 } else { step.path };
         let within = |i: usize| (u64::from(path >> 1) & ((1 << (BUCKETS[i] - 1)) - 1)).count_ones() as usize;
         for i in 1..=width {
             let gain = within(i).min(accepted) - within(i - 1).min(accepted);
@@ -243,9 +250,14 @@ impl Controller {
         }
     }
 
-    /// The front window took `ms`.
-    pub fn window_took(&mut self, width: usize, steps: usize, ms: f64) {
-        let _ = (width, steps, ms);
+    /// The oldest window in flight is done: its `steps` steps took `ms`, where that is known. With the next window
+    /// behind it, the interval between the ends of two windows is what the later one took.
+    pub fn window_took(&mut self, width: usize, steps: usize, ms: Option<f64>) {
+        let i = BUCKETS.iter().rposition(|&nodes| nodes <= width).unwrap_or(0);
+        let ms = ms.map(|ms| ms / steps as f64).filter(|ms| ms.is_finite() && *ms > 0.0);
+        if let (Some(ms), true) = (ms, self.costs.has(i)) {
+            self.refine(i, ms);
+        }
         let Some(flight) = self.flying.pop_front() else { return };
         if flight.probe && flight.observed {
             let rates = self.rates(&self.expectation());
@@ -258,6 +270,20 @@ impl Controller {
     /// The costs as they are known now.
     pub fn costs(&self) -> Costs {
         self.costs
+    }
+
+    /// Folds what a step took into what it is known to take. One late report must not count for much, and a wider step
+    /// never takes less than a narrower one.
+    fn refine(&mut self, i: usize, ms: f64) {
+        let known = self.costs.ms[i];
+        self.costs.ms[i] = known + COST_RATE * (ms.clamp(known / COST_RANGE, known * COST_RANGE) - known);
+        for j in 0..N_WIDTHS {
+            let bound = self.costs.ms[i];
+            let other = &mut self.costs.ms[j];
+            if other.is_finite() {
+                *other = if j < i { other.min(bound) } else { other.max(bound) };
+            }
+        }
     }
 
     /// What a step costs, in plain steps.

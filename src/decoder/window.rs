@@ -387,7 +387,7 @@ impl GpuDecoder {
                 self.flying.push_back(Flight { staging, steps, width });
             }
             let Some(flight) = self.flying.front() else { break };
-            let (width, steps) = (flight.width, flight.steps);
+            let (width, planned) = (flight.width, flight.steps);
             let read = self.gpu.read_staging(&self.staging[flight.staging]).await;
             self.flying.pop_front();
             let bytes = read?;
@@ -398,12 +398,10 @@ impl GpuDecoder {
                 generated.ttft_ms = end - started;
                 first_end = end;
             } else if control.n_generated as usize > known {
-                self.step_ms = (end - last_end) / steps as f64;
+                self.step_ms = (end - last_end) / planned as f64;
                 generated.decode_ms = end - first_end;
-                if request.mode == Mode::Adaptive {
-                    self.controller.window_took(width, steps, end - last_end);
-                }
             }
+            let took = (known > 0).then_some(end - last_end);
             last_end = end;
             if ended {
                 continue;
@@ -417,6 +415,11 @@ impl GpuDecoder {
                 if request.mode == Mode::Adaptive {
                     self.controller.observe(stats);
                 }
+            }
+            if request.mode == Mode::Adaptive {
+                // A window that the end of the text cut short tells nothing.
+                let whole = steps.len() == planned;
+                self.controller.window_took(width, planned, took.filter(|_| whole));
             }
             self.reliability = (control.hits, control.tries);
             let new: Vec<u32> = (known..control.n_generated as usize).map(|g| control.recent[g % RECENT]).collect();

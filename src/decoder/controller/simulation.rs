@@ -1,5 +1,7 @@
 //! Tests: the controller against made-up texts, on the paper's cost curves.
 
+use proptest::prelude::*;
+
 use super::*;
 
 /// Numbers that look random and are the same in every run.
@@ -118,10 +120,10 @@ fn text(kind: Kind, n_tokens: usize, seed: u64) -> Vec<Place> {
                 let m = dice.pick(&USUAL);
                 Place::new(&mut dice, m, |_| FIRST_HIT[m])
             }
-            Kind::Mixed(stretch) if (i + start) / stretch % 2 == 0 => good(&mut dice, 1.0),
+            Kind::Mixed(stretch) if ((i + start) / stretch).is_multiple_of(2) => good(&mut dice, 1.0),
             Kind::MixedBlind(stretch) => {
                 let m = 1 + dice.pick(&[1.0; 8]);
-                let hit = if (i + start) / stretch % 2 == 0 { 0.85 } else { 0.02 };
+                let hit = if ((i + start) / stretch).is_multiple_of(2) { 0.85 } else { 0.02 };
                 Place::new(&mut dice, m, |_| hit)
             }
             Kind::Useless | Kind::Mixed(_) => useless(&mut dice),
@@ -195,7 +197,7 @@ fn decode(
             }
             done.ms += ms;
             if let Some(controller) = adaptive.as_deref_mut() {
-                controller.window_took(nodes, ran, ms);
+                controller.window_took(nodes, ran, Some(ms));
             }
         }
         done.tokens += n_tokens;
@@ -203,50 +205,106 @@ fn decode(
     done
 }
 
+/// The rates of sessions of a kind, of each the adaptive one's, plain decoding's and the best fixed width's.
+fn sessions(kind: Kind, requests: u64, n_tokens: usize, curve: &[f64; 6], believed: &[f64; 6]) -> Vec<[f64; 3]> {
+    let mut rates = Vec::new();
+    for (steps, in_flight) in [(1, 2), (2, 2), (4, 2), (1, 4), (4, 4)] {
+        for seed in 0..12 {
+            let texts: Vec<_> = (0..requests).map(|request| text(kind, n_tokens, seed * 1000 + request)).collect();
+            let mut controller = Controller::new(Costs { ms: *believed });
+            let ours = decode(&texts, n_tokens, curve, steps, in_flight, Some(&mut controller), 0).rate();
+            let fixed = BUCKETS.map(|nodes| decode(&texts, n_tokens, curve, steps, in_flight, None, nodes).rate());
+            rates.push([ours, fixed[0], fixed.into_iter().fold(0.0, f64::max)]);
+        }
+    }
+    rates
+}
+
+fn mean(values: impl Iterator<Item = f64> + Clone) -> f64 {
+    values.clone().sum::<f64>() / values.count() as f64
+}
+
+const GOODS: [Kind; 3] = [Kind::Good, Kind::GoodDeep, Kind::Copy];
+const OTHERS: [Kind; 9] = [
+    Kind::Fair,
+    Kind::Mixed(100),
+    Kind::Mixed(40),
+    Kind::Mixed(20),
+    Kind::MixedBlind(100),
+    Kind::MixedBlind(40),
+    Kind::Useless,
+    Kind::Deceptive,
+    Kind::Empty,
+];
+
 #[test]
-fn report() {
-    use Kind::*;
-    for (requests, n_tokens) in [(6, 300), (1, 64)] {
-        for kind in [
-            Good,
-            GoodDeep,
-            Copy,
-            Fair,
-            Mixed(100),
-            Mixed(40),
-            Mixed(20),
-            MixedBlind(100),
-            MixedBlind(40),
-            Useless,
-            Deceptive,
-            Empty,
-        ] {
-            for (c, curve) in CURVES.iter().enumerate() {
-                let mut line = format!("{requests}x{n_tokens} {kind:?} c{c}:");
-                let seeds = 12;
-                let (mut worst_plain, mut worst_fixed) = (f64::MAX, f64::MAX);
-                for (w, k) in [(1, 2), (2, 2), (4, 2), (1, 4), (4, 4)] {
-                    let (mut plain_min, mut fixed_min, mut fixed_sum, mut plain_sum) = (f64::MAX, f64::MAX, 0.0, 0.0);
-                    for seed in 0..seeds {
-                        let texts: Vec<_> =
-                            (0..requests).map(|r| text(kind, n_tokens, seed * 1000 + r as u64)).collect();
-                        let mut controller = Controller::new(Costs { ms: *curve });
-                        let ours = decode(&texts, n_tokens, curve, w, k, Some(&mut controller), 0).rate();
-                        let best = BUCKETS
-                            .iter()
-                            .map(|&n| decode(&texts, n_tokens, curve, w, k, None, n).rate())
-                            .fold(0.0, f64::max);
-                        plain_min = f64::min(plain_min, ours);
-                        fixed_min = f64::min(fixed_min, ours / best);
-                        fixed_sum += ours / best / seeds as f64;
-                        plain_sum += ours / seeds as f64;
-                    }
-                    worst_plain = worst_plain.min(plain_min);
-                    worst_fixed = worst_fixed.min(fixed_min);
-                    line += &format!("  {plain_min:.2}/{plain_sum:.2} {fixed_min:.2}/{fixed_sum:.2}");
-                }
-                println!("{line}");
+fn a_session_is_never_slower_than_plain_decoding() {
+    for curve in &CURVES {
+        for kind in GOODS.into_iter().chain(OTHERS) {
+            for [ours, plain, _] in sessions(kind, 6, 300, curve, curve) {
+                assert!(ours >= 0.97 * plain, "{kind:?} on {curve:?}: {ours:.3} of {plain:.3}");
             }
+        }
+    }
+}
+
+#[test]
+fn good_drafts_give_what_the_best_width_gives() {
+    for curve in &CURVES {
+        for kind in GOODS {
+            let share = mean(sessions(kind, 6, 300, curve, curve).iter().map(|[ours, _, best]| ours / best));
+            assert!(share >= 0.95, "{kind:?} on {curve:?}: {share:.3} of the best fixed width");
+        }
+    }
+}
+
+/// A single short request pays for the first look at its drafts.
+#[test]
+fn a_first_short_request_loses_little() {
+    for curve in &CURVES {
+        for kind in OTHERS {
+            let share = mean(sessions(kind, 1, 64, curve, curve).iter().map(|[ours, plain, _]| ours / plain));
+            assert!(share >= 0.97, "{kind:?} on {curve:?}: {share:.3} of plain decoding");
+        }
+    }
+}
+
+#[test]
+fn wrong_costs_are_found_out() {
+    let [cheap, middle, dear] = &CURVES;
+    for (curve, believed) in [(cheap, middle), (middle, cheap), (middle, dear), (dear, middle)] {
+        let share = mean(sessions(Kind::Good, 6, 300, curve, believed).iter().map(|[ours, _, best]| ours / best));
+        assert!(share >= 0.7, "{believed:?} was believed and {curve:?} true: {share:.3} of the best fixed width");
+        let share = mean(sessions(Kind::Useless, 6, 300, curve, believed).iter().map(|[ours, plain, _]| ours / plain));
+        assert!(share >= 0.97, "{believed:?} was believed and {curve:?} true: {share:.3} of plain decoding");
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_history_gives_a_width_that_there_is(
+        ms in prop::array::uniform6(prop_oneof![
+            4 => 0.1f64..20.0,
+            1 => Just(f64::INFINITY),
+            1 => Just(f64::NAN),
+            1 => Just(0.0),
+            1 => Just(-1.0),
+        ]),
+        events in prop::collection::vec((0u8..4, any::<u8>(), any::<u8>(), any::<u8>(), any::<u32>(), any::<f64>()), 0..200),
+    ) {
+        let mut controller = Controller::new(Costs { ms });
+        for (event, a, b, c, path, took) in events {
+            match event {
+                0 => {
+                    let width = controller.width(usize::from(a));
+                    let i = BUCKETS.iter().position(|&nodes| nodes == width).unwrap();
+                    prop_assert!(i == 0 || controller.costs().ms[i].is_finite());
+                }
+                1 => controller.observe(StepStats { nodes: a, n_drafted: b, n_accepted: b, match_length: c, path }),
+                2 => controller.window_took(usize::from(a), usize::from(b), Some(took)),
+                _ => controller.begin(),
+            }
+            prop_assert!(controller.costs().ms.iter().all(|ms| *ms > 0.0));
         }
     }
 }
