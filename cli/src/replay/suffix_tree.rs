@@ -131,7 +131,7 @@ mod tests {
         // Behind 1 stood 2 twice and 3 once; behind 1, 2 stood 4 once and 5 once.
         assert_eq!(draft(&[], &[1, 2, 4, 1, 3, 1, 2, 5, 1])[..2], [(2, 0), (3, 0)]);
         // A longer match that is sure goes in front of a shorter one that is not.
-        assert_eq!(draft(&[8, 1, 6, SEPARATOR], &[1, 2, 1, 3, 8, 1]), [(6, 0)]);
+        assert_eq!(draft(&[8, 1, 6, 7, 9, SEPARATOR], &[1, 2, 1, 3, 8, 1]), [(6, 0), (7, 1), (9, 2)]);
         assert_eq!(draft(&[], &[1, 2]), []);
         assert_eq!(draft(&[], &[]), []);
     }
