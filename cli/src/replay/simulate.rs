@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     fn recording(prompt: &[u32], output: &[u32]) -> Recording {
-        Recording { task: "t".into(), id: "i".into(), prompt: prompt.into(), output: output.into() }
+        Recording { task: "t".into(), id: "i".into(), prompt: prompt.into(), output: output.into(), decode_ms: 0.0 }
     }
 
     struct Fixed(Guesses);
