@@ -23,7 +23,9 @@ var<workgroup> leader: array<u32, N * DEPTH>;            // [DEPTH, N] the lowes
 var<workgroup> weight: array<atomic<u32>, N * DEPTH>;    // [DEPTH, N] of a leader's node, below 2^22
 var<workgroup> node_of: array<u32, N * DEPTH>;           // [DEPTH, N] the node that a leader stands for
 var<workgroup> n_of_order: array<atomic<u32>, 9>;
-var<workgroup> share: array<u32, 9>;                     // the weight of a candidate of each match length
+var<workgroup> share: array<u32, 9>;                     // the weight of each match length
+var<workgroup> parts: array<u32, 9>;                     // into which its candidates divide it
+var<workgroup> first: array<u32, 9>;                     // its first candidate
 var<workgroup> reliability: array<u32, 9>;               // of each match length, in 65,536ths
 var<workgroup> n_drafted: atomic<u32>;
 
@@ -131,13 +133,25 @@ fn read_candidate(c: u32, key: u32) {
   atomicAdd(&n_of_order[key >> 24u], 1u);
 }
 
+// Of equal matches the later one, which stands in front, gets more.
+fn recency(in_front: u32) -> u32 {
+  return 1024u / (in_front + 1u);
+}
+
 // The longest matches get their reliability's part of the weight; what they leave goes to the shorter ones.
 fn share_out() {
   var rest = 65536u;
+  var c = 0u;
   for (var length = 8u; length > 0u; length--) {
     let n = atomicLoad(&n_of_order[length]);
     if (n > 0u) {
-      share[length] = (((rest * reliability[length]) >> 16u) << 6u) / n;
+      share[length] = ((rest * reliability[length]) >> 16u) << 6u;
+      parts[length] = 0u;
+      for (var i = 0u; i < n; i++) {
+        parts[length] += recency(i);
+      }
+      first[length] = c;
+      c += n;
       rest = (rest * (65536u - reliability[length])) >> 16u;
     }
   }
@@ -158,7 +172,7 @@ fn follow(depth: u32, c: u32) {
         break;
       }
     }
-    var w = share[order[c]];
+    var w = share[order[c]] * recency(c - first[order[c]]) / parts[order[c]];
     for (var d = 1u; d <= depth; d++) {
       w = (w * (reliability[min(order[c] + d, 8u)] >> 6u)) >> 10u;
     }

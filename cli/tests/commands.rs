@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use common::{GgufWriter, TinyModel};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// What a command left behind.
 #[derive(Debug)]
@@ -90,9 +90,15 @@ fn keys(value: &Value) -> Vec<&str> {
 
 #[test]
 fn help_and_version() {
-    for args in
-        [&["--help"][..], &["run", "--help"], &["chat", "-h"], &["inspect", "--help"], &["perplexity", "--help"]]
-    {
+    for args in [
+        &["--help"][..],
+        &["run", "--help"],
+        &["chat", "-h"],
+        &["inspect", "--help"],
+        &["perplexity", "--help"],
+        &["generate-workload", "--help"],
+        &["replay", "--help"],
+    ] {
         let ran = run(args);
         assert!(ran.succeeded().contains("Example"), "{ran:?}");
         assert_eq!(ran.stderr, "");
@@ -135,6 +141,13 @@ fn bad_input_is_told_in_one_sentence() {
         (&["perplexity", model, &binary], "UTF-8"),
         (&["perplexity", model, &empty], "empty"),
         (&["perplexity", model, &text, "--backend", "cpu", "--max-tokens", "1"], "1 token"),
+        (&["generate-workload", model, "no-such.jsonl", "-o", &empty], "no-such.jsonl"),
+        (&["generate-workload", model, &text, "-o", &empty], "line 1"),
+        (&["generate-workload", model, "-o", &empty], "PROMPTS"),
+        (&["generate-workload", model, &empty, &empty], "--output"),
+        (&["replay", "no-such.jsonl"], "no-such.jsonl"),
+        (&["replay", &text], "line 1"),
+        (&["replay", &empty], "generate-workload"),
     ];
     for (args, words) in cases {
         run(args).failed(2, words);
@@ -370,4 +383,98 @@ fn perplexity_scores_every_token_but_the_first() {
 
     let ran = run(&["perplexity", &path, &book, "--backend", "cpu"]);
     assert!(ran.succeeded().starts_with("perplexity ") && ran.stdout.contains("60 tokens"), "{ran:?}");
+}
+
+/// Lines of a prompts file: `n` prompts of each of the tasks `a` and `b`.
+fn prompts(n: usize) -> String {
+    let names = (0..n).flat_map(|i| [("a", i), ("b", i)]);
+    let line = |(task, i)| {
+        let content = format!("Hello {i} there");
+        json!({"task": task, "id": format!("{task}-{i}"), "messages": [{"role": "user", "content": content}]})
+    };
+    names.map(|name| line(name).to_string() + "\n").collect()
+}
+
+fn lines(path: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).expect("the file is there");
+    text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+#[test]
+fn workloads_are_recorded_and_go_on() {
+    let model = chatty("workload.gguf", TEMPLATE);
+    let wanted = file("workload.jsonl", prompts(3).as_bytes());
+    let out = file("workload-out.jsonl", b"");
+    let generate = |more: &[&str]| {
+        let args = ["generate-workload", &model, &wanted, "-o", &out, "--backend", "cpu", "--max-tokens", "12"];
+        run(&[&args[..], more].concat())
+    };
+    assert_eq!(generate(&["--limit", "1"]).succeeded(), "");
+    let first = lines(&out);
+    assert_eq!(first.len(), 2);
+    assert_eq!(keys(&first[0]), ["task", "id", "prompt", "output"]);
+    let tokens = |line: &Value, key: &str| line[key].as_array().expect("tokens").len();
+    assert!(tokens(&first[0], "prompt") > 5 && (1..=12).contains(&tokens(&first[0], "output")));
+
+    // A run that was broken off leaves the beginning of a line.
+    let torn = std::fs::read_to_string(&out).expect("the file is there") + "{\"task\":\"a\",\"id";
+    file("workload-out.jsonl", torn.as_bytes());
+    let ran = generate(&[]);
+    assert!(ran.stderr.contains("6 answers") && ran.stderr.contains("4 of them new"), "{ran:?}");
+    let all = lines(&out);
+    assert_eq!(all[..2], first);
+    let ids: Vec<&Value> = all.iter().map(|line| &line["id"]).collect();
+    assert_eq!(ids, ["a-0", "b-0", "a-1", "b-1", "a-2", "b-2"]);
+    assert!(generate(&[]).stderr.contains("0 of them new"));
+    assert_eq!(lines(&out), all);
+
+    generate(&["--context", "4"]).succeeded();
+    let twice = file("workload-twice.jsonl", (prompts(1) + &prompts(1)).as_bytes());
+    let fresh = file("workload-fresh.jsonl", b"");
+    let args = ["generate-workload", &model, &twice, "-o", &fresh, "--backend", "cpu"];
+    run(&args).failed(2, "two prompts have the id a-0");
+    let args = ["generate-workload", &model, &wanted, "-o", &fresh, "--backend", "cpu", "--context", "4"];
+    run(&args).failed(2, "a-0: ");
+    let args = ["generate-workload", &model, &wanted, "-o", &wanted, "--backend", "cpu"];
+    run(&args).failed(2, "line 1");
+}
+
+#[test]
+fn replays_count_tokens_a_step() {
+    let line = |task: &str, id: &str, prompt: &[u32], output: &[u32]| {
+        json!({"task": task, "id": id, "prompt": prompt, "output": output}).to_string() + "\n"
+    };
+    // The first answer copies its prompt, the second repeats the first, the third holds nothing known.
+    let text: Vec<u32> = (10..40).collect();
+    let prompt = [&[1], &text[..], &[2]].concat();
+    let copied = line("copy", "1", &prompt, &text) + &line("again", "2", &[3], &text);
+    let unknown = line("new", "3", &[4], &(100..130).collect::<Vec<u32>>());
+    let path = file("replay.jsonl", (copied + &unknown).as_bytes());
+    let plot = file("replay.svg", b"");
+
+    let report = run(&["replay", &path, "--json", "--plot", &plot]).json();
+    assert_eq!(keys(&report), ["answers", "tokens", "drafters", "memory_sizes"]);
+    assert_eq!((&report["answers"], &report["tokens"]), (&json!(3), &json!(87)));
+    let drafters = report["drafters"].as_array().expect("a list");
+    assert_eq!(drafters.len(), 8);
+    for drafter in drafters {
+        assert_eq!(keys(drafter), ["name", "nodes", "memory", "tokens_per_step", "tasks"]);
+        let task = |i: usize| drafter["tasks"][i]["tokens_per_step"].as_f64().expect("a number");
+        // Copying gives a step all its chain and the token behind.
+        assert!(task(0) >= 7.0, "{drafter}");
+        assert_eq!(task(1) > 7.0, drafter["memory"] != 0, "{drafter}");
+        assert_eq!(task(2), 1.0, "{drafter}");
+    }
+    let sizes = report["memory_sizes"].as_array().expect("a list");
+    let number = |i: usize| sizes[i]["tokens_per_step"].as_f64().expect("a number");
+    assert!(sizes.len() == 9 && sizes[0]["memory"] == 0 && sizes[8]["memory"].is_null() && number(8) > number(0));
+    let drawing = std::fs::read_to_string(&plot).expect("the plot is there");
+    assert!(drawing.starts_with("<svg ") && drawing.ends_with("</svg>\n") && !drawing.contains("NaN"));
+
+    let ran = run(&["replay", &path]);
+    for words in ["prompt lookup 8", "suffix tree 16", "context mixing 32", "all tasks", "64K"] {
+        assert!(ran.succeeded().contains(words), "no `{words}` in {}", ran.stdout);
+    }
+    assert_eq!(ran.stderr, "");
+    run(&["replay", &path, "--plot", "no-such-folder/plot.svg"]).failed(2, "no-such-folder");
 }

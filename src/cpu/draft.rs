@@ -25,8 +25,10 @@
 //! 1. Reliability of an order as a fraction of 65,536:
 //!    `r[m] = ((hits[m] + PRIOR_HITS[m]) << 16) / (tries[m] + PRIOR_TRIES)`,
 //!    above 0 and below 65,536.
-//! 2. `rest = 65,536`. For `m` from 8 down to 1 where `n_m > 0` candidates have order `m`: each gets the weight
-//!    `w = ((rest * r[m] >> 16) << 6) / n_m`, then `rest = rest * (65,536 - r[m]) >> 16`.
+//! 2. `rest = 65,536`. For `m` from 8 down to 1 where `n_m > 0` candidates have order `m`: these share
+//!    `share = (rest * r[m] >> 16) << 6`, the later more of it: with `q(j) = 1024 / (j + 1)`, the candidate that has `j`
+//!    of its order in front gets the weight `w = share * q(j) / (q(0) + … + q(n_m - 1))`. Then
+//!    `rest = rest * (65,536 - r[m]) >> 16`. All divisions round down.
 //! 3. The continuation of a candidate is `text[p..]` up to its region's end or a separator, at most 8 tokens. Its
 //!    weight at depth 1 is `w`, and at depth `d + 1` it is `weight at d * (r[min(m + d, 8)] >> 6) >> 10`.
 //! 4. Candidates whose continuations agree in their first `d` tokens are a node of depth `d`. Its number is
@@ -258,18 +260,23 @@ pub fn draft_tree(text: &DraftText<'_>, candidates: &[Candidate], counters: &Ord
 
 /// The weight of each candidate at the depths 1 to 8: `[n_candidates]`.
 fn weights(candidates: &[Candidate], reliability: &[u32; MAX_ORDER]) -> Vec<[u32; MAX_DEPTH]> {
+    let order = |c: &Candidate| (c.order as usize).clamp(1, MAX_ORDER);
+    let recency = |j: usize| 1024 / (j as u32 + 1);
     let mut share = [0; MAX_ORDER];
+    let mut parts = [1; MAX_ORDER];
     let mut rest = 1 << 16;
     for m in (0..MAX_ORDER).rev() {
-        let n = candidates.iter().filter(|c| c.order as usize == m + 1).count() as u32;
-        if let Some(each) = (((rest * reliability[m]) >> 16) << 6).checked_div(n) {
-            share[m] = each;
+        let n = candidates.iter().filter(|c| order(c) == m + 1).count();
+        if n > 0 {
+            share[m] = ((rest * reliability[m]) >> 16) << 6;
+            parts[m] = (0..n).map(recency).sum();
             rest = (rest * ((1 << 16) - reliability[m])) >> 16;
         }
     }
-    let at_depths = |c: &Candidate| {
-        let m = (c.order as usize).clamp(1, MAX_ORDER);
-        let mut weight = share[m - 1];
+    let at_depths = |(i, c): (usize, &Candidate)| {
+        let m = order(c);
+        let in_front = candidates[..i].iter().filter(|other| order(other) == m).count();
+        let mut weight = share[m - 1] * recency(in_front) / parts[m - 1];
         std::array::from_fn(|d| {
             if d > 0 {
                 weight = (weight * (reliability[(m + d).min(MAX_ORDER) - 1] >> 6)) >> 10;
@@ -277,7 +284,7 @@ fn weights(candidates: &[Candidate], reliability: &[u32; MAX_ORDER]) -> Vec<[u32
             weight
         })
     };
-    candidates.iter().map(at_depths).collect()
+    candidates.iter().enumerate().map(at_depths).collect()
 }
 
 #[cfg(test)]
@@ -352,11 +359,11 @@ mod tests {
 
     #[test]
     fn a_tree_branches_where_continuations_differ() {
-        // Behind [1, 2] stood [3, 4] twice and [3, 5] once; behind another 2 stood 6.
-        let context = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 5, 9, 2, 6, 8, 1, 2];
+        // Behind [1, 2] stood [3, 5] once and then [3, 4] twice; behind another 2 stood 6.
+        let context = [1, 2, 3, 5, 1, 2, 3, 4, 1, 2, 3, 4, 9, 2, 6, 8, 1, 2];
         let tree = draft(&[], &context, 8);
         assert_eq!(tree.match_length, 2);
-        // What stood there twice is in front of what stood there once; tokens stand with their parents' tokens.
+        // What stood there often and late is in front; tokens stand with their parents' tokens.
         assert_eq!((tree.tokens[1], tree.parents[1], tree.ancestors[1]), (3, 0, 0b11));
         let edges: Vec<(u32, usize)> =
             (1..tree.tokens.len()).map(|i| (tree.tokens[tree.parents[i] as usize], i)).collect();
