@@ -1,9 +1,10 @@
 // Checks on this device that modes, plans and limits change no token.
 //
 // `?model=URL&prompts=10&max=64&run` starts at once; `&post` also posts the report to /agreement and then to /done, for
-// a machine without a person.
+// a machine without a person. `&workload=URL` asks the prompts of a file as in workload/, `&only=tree,adaptive` takes
+// the first configuration and those whose names hold one of these words.
 
-import { load, type Completion, type LoadOptions } from "forerun";
+import { load, type Completion, type LoadOptions, type Message } from "forerun";
 import questions from "../../tools/prompts.txt?raw";
 
 interface Row {
@@ -14,6 +15,8 @@ interface Row {
   fusion: string | null;
   leftOut: string[];
   dispatchesPerStep: number;
+  /** Of all answers together, and the median answer's. */
+  totalMsPerToken: number;
   decodeMsPerToken: number;
   ttftMs: number;
   tokensPerStep: number;
@@ -42,6 +45,8 @@ const configurations: [string, LoadOptions][] = [
 ];
 
 const query = new URLSearchParams(location.search);
+const workload = query.get("workload");
+const only = query.get("only")?.split(",");
 const get = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
 const url = get<HTMLInputElement>("url");
 const promptCount = get<HTMLInputElement>("prompts");
@@ -52,6 +57,15 @@ url.value = query.get("model") ?? "../models/smollm2-135m.gguf";
 promptCount.value = query.get("prompts") ?? promptCount.value;
 maxTokens.value = query.get("max") ?? maxTokens.value;
 
+/** What to ask: the questions of a file, each a conversation, or those that the page has. */
+async function conversations(): Promise<Message[][]> {
+  if (!workload) return questions.trim().split("\n").map((content) => [{ role: "user", content }]);
+  const response = await fetch(workload);
+  if (!response.ok) throw new Error(`the workload ${workload} cannot be had (${response.status}): give the URL of one`);
+  const lines = (await response.text()).trim().split("\n");
+  return lines.map((line) => (JSON.parse(line) as { messages: Message[] }).messages);
+}
+
 function median(values: number[]): number {
   const sorted = values.toSorted((a, b) => a - b);
   const middle = sorted.length >> 1;
@@ -59,15 +73,14 @@ function median(values: number[]): number {
 }
 
 /** Answers every question in one configuration. */
-async function answers(name: string, options: LoadOptions, prompts: string[]): Promise<Row> {
+async function answers(name: string, options: LoadOptions, prompts: Message[][]): Promise<Row> {
   const started = performance.now();
-  const engine = await load(url.value, { contextLength: 1024, ...options, onProgress: ({ phase }) => say(`${name}: ${phase}`) });
+  const engine = await load(url.value, { contextLength: workload ? 4096 : 1024, ...options, onProgress: ({ phase }) => say(`${name}: ${phase}`) });
   const loadMs = performance.now() - started;
   try {
     const completions: Completion[] = [];
-    for (const [i, prompt] of prompts.entries()) {
+    for (const [i, messages] of prompts.entries()) {
       say(`${name}: question ${i + 1} of ${prompts.length}`);
-      const messages = [{ role: "user", content: prompt }];
       completions.push(await engine.generate(messages, { maxTokens: Number(maxTokens.value) }).completion);
     }
     const info = engine.info;
@@ -80,6 +93,9 @@ async function answers(name: string, options: LoadOptions, prompts: string[]): P
       fusion: info.fusion,
       leftOut: info.leftOut,
       dispatchesPerStep: info.dispatchesPerStep,
+      totalMsPerToken:
+        completions.reduce((sum, { decodeMsPerToken, tokens }) => sum + decodeMsPerToken * (tokens.length - 1), 0) /
+        completions.reduce((sum, { tokens }) => sum + tokens.length - 1, 0),
       decodeMsPerToken: median(completions.map((completion) => completion.decodeMsPerToken)),
       ttftMs: median(completions.map((completion) => completion.ttftMs)),
       tokensPerStep: tokens / completions.reduce((sum, completion) => sum + completion.steps, 0),
@@ -113,13 +129,14 @@ function show(row: Row): void {
 }
 
 async function check(): Promise<void> {
-  const prompts = questions.trim().split("\n").slice(0, Number(promptCount.value));
   const rows: Row[] = [];
   get("rows").replaceChildren();
   get("error").hidden = true;
   document.documentElement.dataset.state = "loading";
   try {
-    for (const [name, options] of configurations) {
+    const prompts = (await conversations()).slice(0, Number(promptCount.value));
+    const chosen = configurations.filter(([name], i) => i === 0 || !only || only.some((word) => name.includes(word)));
+    for (const [name, options] of chosen) {
       const row = await answers(name, options, prompts);
       const first = rows[0] ?? row;
       row.same = row.tokens.filter((tokens, i) => tokens.join() === first.tokens[i]?.join()).length;

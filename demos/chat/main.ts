@@ -11,6 +11,7 @@ const PHASES: Record<Progress["phase"], string> = {
   header: "Reading the header",
   weights: "Loading the weights",
   compile: "Preparing and checking the kernels",
+  calibrate: "Timing steps",
   ready: "Ready",
 };
 const FINISH: Record<Completion["finishReason"], string> = { stop: "", length: "length limit", abort: "stopped" };
