@@ -66,7 +66,9 @@ const MIN_SPACE: f64 = 8.0;
 /// A wider step must promise this much more.
 const MARGIN: f64 = 1.01;
 /// What a new measurement of a step's time counts for, and how many times the known time it may be.
-const COST_RATE: f64 = 0.05;
+const COST_RATE: f64 = 0.4;
+/// Windows of one width that are measured together.
+const RUN_WINDOWS: usize = 4;
 const COST_RANGE: f64 = 2.0;
 /// Windows in flight that are remembered.
 const MAX_FLYING: usize = 16;
@@ -141,6 +143,15 @@ struct Carry {
     xx: f64,
 }
 
+/// Windows of one width in a row. Reports of their ends come in bursts, so only the time of several tells something.
+#[derive(Debug, Clone, Copy, Default)]
+struct Run {
+    width: usize,
+    windows: usize,
+    steps: f64,
+    ms: f64,
+}
+
 /// Chooses the width of each window.
 #[derive(Debug, Clone)]
 pub struct Controller {
@@ -160,6 +171,7 @@ pub struct Controller {
     since: [f64; N_WIDTHS],
     failures: [u32; N_WIDTHS],
     flying: VecDeque<Flight>,
+    run: Run,
 }
 
 impl Controller {
@@ -178,12 +190,14 @@ impl Controller {
             since: [f64::MAX; N_WIDTHS],
             failures: [0; N_WIDTHS],
             flying: VecDeque::new(),
+            run: Run::default(),
         }
     }
 
     /// A request begins: nothing is in flight, and its text may be of another kind.
     pub fn begin(&mut self) {
         self.flying.clear();
+        self.run = Run::default();
         self.recent = self.recent.map(|weight| weight * REQUEST_DECAY);
         (self.accepted, self.expected) = (self.accepted * REQUEST_DECAY, self.expected * REQUEST_DECAY);
     }
@@ -254,9 +268,18 @@ impl Controller {
     /// behind it, the interval between the ends of two windows is what the later one took.
     pub fn window_took(&mut self, width: usize, steps: usize, ms: Option<f64>) {
         let i = BUCKETS.iter().rposition(|&nodes| nodes <= width).unwrap_or(0);
-        let ms = ms.map(|ms| ms / steps as f64).filter(|ms| ms.is_finite() && *ms > 0.0);
-        if let (Some(ms), true) = (ms, self.costs.has(i)) {
-            self.refine(i, ms);
+        match ms.filter(|ms| ms.is_finite() && *ms >= 0.0 && steps > 0 && self.costs.has(i)) {
+            Some(ms) if self.run.width == i => {
+                let run = &mut self.run;
+                (run.windows, run.steps, run.ms) = (run.windows + 1, run.steps + steps as f64, run.ms + ms);
+                if run.windows == RUN_WINDOWS {
+                    let ms = run.ms / run.steps;
+                    self.run = Run { width: i, ..Run::default() };
+                    self.refine(i, ms);
+                }
+            }
+            // The first window of a width begins with the end of another's.
+            _ => self.run = Run { width: i, ..Run::default() },
         }
         let Some(flight) = self.flying.pop_front() else { return };
         if flight.probe && flight.observed {
@@ -276,6 +299,9 @@ impl Controller {
     /// never takes less than a narrower one.
     fn refine(&mut self, i: usize, ms: f64) {
         let known = self.costs.ms[i];
+        if !(ms > 0.0) {
+            return;
+        }
         self.costs.ms[i] = known + COST_RATE * (ms.clamp(known / COST_RANGE, known * COST_RANGE) - known);
         for j in 0..N_WIDTHS {
             let bound = self.costs.ms[i];
