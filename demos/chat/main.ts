@@ -55,7 +55,7 @@ function show(state: "choose" | "loading" | "ready" | "answering"): void {
 
 function options(): LoadOptions {
   return {
-    mode: mode.value as "loop" | "greedy",
+    mode: mode.value as NonNullable<LoadOptions["mode"]>,
     fusion: fusion.value as "auto" | "all" | "none",
     backend: backend.value as "gpu" | "cpu",
     ...(context.value ? { contextLength: Number(context.value) } : {}),
