@@ -412,7 +412,7 @@ fn workloads_are_recorded_and_go_on() {
     assert_eq!(generate(&["--limit", "1"]).succeeded(), "");
     let first = lines(&out);
     assert_eq!(first.len(), 2);
-    assert_eq!(keys(&first[0]), ["task", "id", "prompt", "output"]);
+    assert_eq!(keys(&first[0]), ["task", "id", "prompt", "output", "decode_ms"]);
     let tokens = |line: &Value, key: &str| line[key].as_array().expect("tokens").len();
     assert!(tokens(&first[0], "prompt") > 5 && (1..=12).contains(&tokens(&first[0], "output")));
 
