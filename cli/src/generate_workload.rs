@@ -61,7 +61,11 @@ fn open_output(path: &Path) -> Outcome<(File, HashSet<String>)> {
     let fault = |error| Failure::Input(format!("cannot write {name} ({error}): give a file that can be written"));
     let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(fault)?;
     let mut text = std::io::read_to_string(&file).map_err(fault)?;
-    text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
+    let torn = text.split_off(text.rfind('\n').map_or(0, |end| end + 1));
+    const BEGINNING: &str = "{\"task\":";
+    if !torn.starts_with(BEGINNING) && !BEGINNING.starts_with(&torn) {
+        return Err(Failure::Input(format!("{name} holds something else than answers: give another file to write")));
+    }
     let known: Vec<Recording> = parse_lines(&text, path)?;
     file.set_len(text.len() as u64).and_then(|()| file.seek(SeekFrom::End(0))).map_err(fault)?;
     Ok((file, known.into_iter().map(|recording| recording.id).collect()))

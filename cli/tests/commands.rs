@@ -412,7 +412,7 @@ fn workloads_are_recorded_and_go_on() {
     assert_eq!(generate(&["--limit", "1"]).succeeded(), "");
     let first = lines(&out);
     assert_eq!(first.len(), 2);
-    assert_eq!(keys(&first[0]), ["task", "id", "prompt", "output"]);
+    assert_eq!(keys(&first[0]), ["task", "id", "prompt", "output", "decode_ms"]);
     let tokens = |line: &Value, key: &str| line[key].as_array().expect("tokens").len();
     assert!(tokens(&first[0], "prompt") > 5 && (1..=12).contains(&tokens(&first[0], "output")));
 
@@ -437,6 +437,10 @@ fn workloads_are_recorded_and_go_on() {
     run(&args).failed(2, "a-0: ");
     let args = ["generate-workload", &model, &wanted, "-o", &wanted, "--backend", "cpu"];
     run(&args).failed(2, "line 1");
+    // What is no recording is not overwritten.
+    let notes = file("workload-notes.txt", b"a note without a line break");
+    run(&["generate-workload", &model, &wanted, "-o", &notes, "--backend", "cpu"]).failed(2, "something else");
+    assert_eq!(std::fs::read(&notes).expect("the file is there"), b"a note without a line break");
 }
 
 #[test]
