@@ -217,7 +217,7 @@ fn models_have_names() {
     named(&["inspect", "tiny-nmaed"]).failed(2, "tiny-named");
 }
 
-const REPORT: [&str; 11] = [
+const REPORT: [&str; 17] = [
     "text",
     "tokens",
     "prompt_tokens",
@@ -226,6 +226,12 @@ const REPORT: [&str; 11] = [
     "adapter",
     "mode",
     "steps",
+    "n_drafted",
+    "n_accepted",
+    "tokens_per_step",
+    "steps_by_width",
+    "step_ms",
+    "window",
     "dispatches_per_step",
     "ttft_ms",
     "decode_ms_per_token",

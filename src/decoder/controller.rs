@@ -302,14 +302,14 @@ impl Controller {
         if !(ms > 0.0) {
             return;
         }
-        self.costs.ms[i] = known + COST_RATE * (ms.clamp(known / COST_RANGE, known * COST_RANGE) - known);
-        for j in 0..N_WIDTHS {
-            let bound = self.costs.ms[i];
-            let other = &mut self.costs.ms[j];
-            if other.is_finite() {
-                *other = if j < i { other.min(bound) } else { other.max(bound) };
-            }
+        let now = known + COST_RATE * (ms.clamp(known / COST_RANGE, known * COST_RANGE) - known);
+        // What made this width faster or slower, another clock for instance, does so for the others until they are
+        // measured themselves.
+        for (j, other) in self.costs.ms.iter_mut().enumerate().filter(|(_, other)| other.is_finite()) {
+            let scaled = *other * now / known;
+            *other = if j < i { scaled.min(now) } else { scaled.max(now) };
         }
+        self.costs.ms[i] = now;
     }
 
     /// What a step costs, in plain steps.

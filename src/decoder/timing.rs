@@ -10,7 +10,7 @@ use super::window::GpuDecoder;
 use crate::Result;
 use crate::gpu::now_ms;
 
-/// Steps of a short timed submission, which are a third of a long one's, and how often both are repeated.
+/// Steps of a short timed run, which are a third of a long one's, and how often both are repeated.
 const STEPS: usize = 4;
 const REPEATS: usize = 3;
 /// Tokens decoded with each pair of window and windows in flight.
@@ -50,7 +50,7 @@ impl GpuDecoder {
         let outcome = if width == 1 { Outcome::Predict } else { Outcome::Score };
         let key = StepKey { outcome, ..self.width_key(width) };
         self.record(&[key]).await?;
-        // What a submission takes besides its steps falls out of the difference.
+        // What the beginning and the report take falls out of the difference.
         let (mut short, mut long) = (f64::INFINITY, f64::INFINITY);
         for _ in 0..REPEATS {
             short = short.min(self.time_steps(key, STEPS).await?);
@@ -60,7 +60,7 @@ impl GpuDecoder {
         Ok(if ms > 0.0 { ms } else { long / (3 * STEPS) as f64 })
     }
 
-    /// Milliseconds of a submission of `n` steps whose nodes are all live, and of its report.
+    /// Milliseconds of `n` steps whose nodes are all live, and of the report of their end.
     async fn time_steps(&mut self, key: StepKey, n: usize) -> Result<f64> {
         let n_context = if key.tokens == 1 { 1 } else { n * key.tokens };
         let tokens: Vec<u32> = (0..n_context as u32).map(|i| i % self.config().vocab_size as u32).collect();
@@ -70,7 +70,10 @@ impl GpuDecoder {
         self.gpu.write(&self.scratch.text, 4 * MEMORY as u64, bytemuck::cast_slice(&tokens));
         self.gpu.finish().await?;
         let started = now_ms();
-        self.gpu.submit(&vec![self.recording(key)?; n], None);
+        // Step by step, as in decoding: the next ones are encoded while the GPU runs the first.
+        for _ in 0..n {
+            self.gpu.submit(&[self.recording(key)?], None);
+        }
         self.gpu.finish().await?;
         Ok(now_ms() - started)
     }
