@@ -303,11 +303,10 @@ impl Controller {
             return;
         }
         let now = known + COST_RATE * (ms.clamp(known / COST_RANGE, known * COST_RANGE) - known);
-        // What made this width faster or slower, another clock for instance, does so for the others until they are
-        // measured themselves.
+        // A wider step does all that this one does, and more: what made this one faster or slower, another clock for
+        // instance, tells of it until it is measured itself.
         for (j, other) in self.costs.ms.iter_mut().enumerate().filter(|(_, other)| other.is_finite()) {
-            let scaled = *other * now / known;
-            *other = if j < i { scaled.min(now) } else { scaled.max(now) };
+            *other = if j < i { other.min(now) } else { (*other * now / known).max(now) };
         }
         self.costs.ms[i] = now;
     }
