@@ -97,6 +97,6 @@ mod tests {
         assert_eq!(kept(&logits, SamplingOptions { top_p: 0.6, temperature: 0.5, ..plain() }), [1]);
         assert_eq!(kept(&logits, SamplingOptions { min_p: 0.3, temperature: 2.0, ..plain() }), all);
         let none = [f32::NAN; 3];
-        assert_eq!(kept(&none, SamplingOptions { top_p: 0.5, top_k: 2, min_p: 0.1, ..plain() }), []);
+        assert_eq!(kept(&none, SamplingOptions { top_p: 0.5, top_k: 2, min_p: 0.1, ..plain() }), [0; 0]);
     }
 }
