@@ -235,28 +235,28 @@ pub struct AnswerArgs {
 #[derive(Debug, Args)]
 pub struct SamplingArgs {
     /// 0 takes the most probable token, 1 samples from the model's own softmax, more is more daring
-    #[arg(long, value_name = "T", default_value_t = 0.0, help_heading = "Sampling")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true, default_value_t = 0.0, help_heading = "Sampling")]
     pub temperature: f32,
     /// Sample from the K most probable tokens [default: all]
     #[arg(long, value_name = "K", default_value_t = 0, hide_default_value = true, help_heading = "Sampling")]
     pub top_k: usize,
     /// Sample from the most probable tokens that together have this probability
-    #[arg(long, value_name = "P", default_value_t = 1.0, help_heading = "Sampling")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, default_value_t = 1.0, help_heading = "Sampling")]
     pub top_p: f32,
     /// Sample from the tokens at least this many times as probable as the most probable one
-    #[arg(long, value_name = "P", default_value_t = 0.0, help_heading = "Sampling")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, default_value_t = 0.0, help_heading = "Sampling")]
     pub min_p: f32,
     /// The same seed gives the same tokens, in every mode
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Sampling")]
     pub seed: u32,
     /// Divide the positive logits of the last 1,024 tokens and multiply the negative ones
-    #[arg(long, value_name = "X", default_value_t = 1.0, help_heading = "Sampling")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = 1.0, help_heading = "Sampling")]
     pub repetition_penalty: f32,
     /// Take this from the logits of the answer's tokens
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true, help_heading = "Sampling")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = 0.0, help_heading = "Sampling")]
     pub presence_penalty: f32,
     /// Take this from them once for each time they stand in the answer
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true, help_heading = "Sampling")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = 0.0, help_heading = "Sampling")]
     pub frequency_penalty: f32,
     /// Add this to the logit of a token, given by its id; up to 64 times
     #[arg(long, value_name = "TOKEN=BIAS", value_parser = bias, help_heading = "Sampling")]

@@ -35,6 +35,7 @@ pub fn generate_workload(args: &GenerateWorkloadArgs) -> Outcome {
         });
     }
     // Before the model, which takes longer.
+    args.sampling.options().check()?;
     let (mut file, known) = open_output(&args.output)?;
     let n_prompts = prompts.len();
     prompts.retain(|prompt| !known.contains(&prompt.id));

@@ -50,6 +50,7 @@ pub fn run(args: &RunArgs) -> Outcome {
         messages.push(Message::new("user", &text));
         Prompt::Chat(&messages)
     };
+    args.answer.sampling.options().check()?;
     let mut engine = load::load(&args.model, &args.engine)?;
     memory::open(&mut engine, &args.answer)?;
     let (completion, interrupted) = answer(&mut engine, prompt, &args.answer, !args.json)?;

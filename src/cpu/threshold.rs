@@ -39,8 +39,7 @@ pub fn threshold(logits: &[f32], sampling: &Sampling) -> u32 {
         // In the unit in which all of it fits 31 bits.
         let shift = (64 - total.leading_zeros()).max(31) - 31;
         let total: u64 = masses.iter().map(|(_, mass)| mass >> shift).sum();
-        let wanted =
-            ((total >> 16) * u64::from(sampling.top_p) + ((total & 0xffff) * u64::from(sampling.top_p) >> 16)).max(1);
+        let wanted = ((total * u64::from(sampling.top_p)) >> 16).max(1);
         masses.sort_unstable_by_key(|(key, _)| std::cmp::Reverse(*key));
         let mut sum = 0;
         let reached = masses.iter().find(|(_, mass)| {

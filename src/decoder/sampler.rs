@@ -91,11 +91,11 @@ pub struct Sampling {
 }
 
 impl SamplingOptions {
-    /// The options as numbers, checked; `None` where they ask for the largest of the model's own logits.
+    /// Whether every value is in its range, whatever the model.
     ///
     /// # Errors
-    /// [`Error::BadInput`] for a value out of its range and for a token outside the vocabulary.
-    pub fn resolve(&self, vocab_size: usize) -> Result<Option<Sampling>> {
+    /// [`Error::BadInput`] where one is not.
+    pub fn check(&self) -> Result<()> {
         if self.temperature != 0.0 {
             check("temperature", self.temperature, 0.01, 100.0, "0 for the most probable token, or ")?;
         }
@@ -109,6 +109,21 @@ impl SamplingOptions {
             let n = self.logit_bias.len();
             return Err(Error::BadInput(format!("logit_bias has {n} tokens: give at most {MAX_BIAS}")));
         }
+        for (i, &(token, bias)) in self.logit_bias.iter().enumerate() {
+            check("a logit_bias", bias, -100.0, 100.0, "")?;
+            if self.logit_bias[..i].iter().any(|(known, _)| *known == token) {
+                return Err(Error::BadInput(format!("logit_bias names token {token} twice: give it once")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The options as numbers, checked; `None` where they ask for the largest of the model's own logits.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] for a value out of its range and for a token outside the vocabulary.
+    pub fn resolve(&self, vocab_size: usize) -> Result<Option<Sampling>> {
+        self.check()?;
         let mut sampling = Sampling {
             seed: self.seed,
             inverse_temperature: 1.0,
@@ -122,14 +137,10 @@ impl SamplingOptions {
             ..Sampling::zeroed()
         };
         for (i, &(token, bias)) in self.logit_bias.iter().enumerate() {
-            check("a logit_bias", bias, -100.0, 100.0, "")?;
             if token as usize >= vocab_size {
                 return Err(Error::BadInput(format!(
                     "logit_bias names token {token}, outside the vocabulary of {vocab_size} tokens: give a lower one"
                 )));
-            }
-            if sampling.bias_tokens[..i].contains(&token) {
-                return Err(Error::BadInput(format!("logit_bias names token {token} twice: give it once")));
             }
             sampling.bias_tokens[i] = token;
             sampling.bias_values[i] = bias;
