@@ -1,6 +1,6 @@
 // The page's handle on the engine, which runs in a worker.
 
-import type { Completion, EngineInfo, EngineOptions, FromWorker, Message, Mode, Progress, StepReport, ToWorker } from "./protocol.ts";
+import type { Completion, EngineInfo, EngineOptions, FromWorker, Message, Mode, Progress, SamplingOptions, StepReport, ToWorker } from "./protocol.ts";
 
 /** How to load a model. */
 export interface LoadOptions extends EngineOptions {
