@@ -5,7 +5,7 @@
 
 use forerun::cpu::simd::{self, Level};
 use forerun::cpu::{CpuModel, CpuWeights};
-use forerun::decoder::{Mode, Request};
+use forerun::decoder::{Mode, Request, SamplingOptions};
 use forerun::model::source::FileSource;
 use forerun::model::{Model, ModelOptions, STAGING};
 use std::ops::ControlFlow;
@@ -35,7 +35,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for n in [32, 256] {
         for _ in 0..2 {
             cpu.truncate(0);
-            let request = Request { prompt: &prompt[..n], max_tokens: 65, end_tokens: &[], mode: Mode::Loop };
+            let request = Request {
+                prompt: &prompt[..n],
+                max_tokens: 65,
+                end_tokens: &[],
+                mode: Mode::Loop,
+                sampling: SamplingOptions::default(),
+            };
             let generated = pollster::block_on(cpu.generate(&request, &mut |_| ControlFlow::Continue(())))?;
             println!(
                 "prompt of {n}: prefill {:.1} tokens/s, decode {:.1} tokens/s, tokens {:?}…",

@@ -6,7 +6,7 @@ use crate::cpu::{CpuModel, CpuWeights};
 use crate::decoder::memory::Memory;
 use crate::decoder::request::{Finish, Generated, Mode, News, Request};
 use crate::decoder::step::{MEMORY, scratch_sizes, widest_bucket};
-use crate::decoder::{FusionChoice, GpuDecoder, Weights};
+use crate::decoder::{FusionChoice, GpuDecoder, SamplingOptions, Weights};
 use crate::gpu::{Adapter, Gpu, GpuOptions, LimitsRequest};
 use crate::model::plan::MemoryPlan;
 use crate::model::{Blocks, Config, MatrixInfo, Model, ModelOptions, STAGING, Source, VectorKind, WeightSink};
@@ -73,12 +73,14 @@ pub enum Prompt<'a> {
 }
 
 /// How to answer.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Completing {
     /// The most tokens to generate; to the end of the context where `None`.
     pub max_tokens: Option<usize>,
     /// How the loop decodes.
     pub mode: Mode,
+    /// How the tokens are chosen.
+    pub sampling: SamplingOptions,
 }
 
 /// A piece of an answer, as it comes.
@@ -321,6 +323,7 @@ impl Engine {
             max_tokens: how.max_tokens.unwrap_or(usize::MAX / 2),
             end_tokens: &end_tokens,
             mode: how.mode,
+            sampling: how.sampling.clone(),
         };
         let mut text = String::new();
         let mut stream = match prompt {

@@ -9,7 +9,7 @@ use forerun::cpu::{CpuModel, CpuWeights};
 use forerun::decoder::controller::Costs;
 use forerun::decoder::memory::Memory;
 use forerun::decoder::step::MEMORY;
-use forerun::decoder::{Finish, FusionChoice, GpuDecoder, Mode, Request, Weights};
+use forerun::decoder::{Finish, FusionChoice, GpuDecoder, Mode, Request, SamplingOptions, Weights};
 use forerun::gpu::{Gpu, GpuOptions, LimitsRequest};
 use forerun::model::{Architecture, BytesSource, GgmlType, Model, ModelOptions, STAGING};
 
@@ -46,7 +46,7 @@ async fn decoder(gpu: &Gpu, tiny: &TinyModel, fusion: FusionChoice, max_binding:
 }
 
 async fn generate(decoder: &mut GpuDecoder, prompt: &[u32], max_tokens: usize, mode: Mode) -> Vec<u32> {
-    let request = Request { prompt, max_tokens, end_tokens: &[], mode };
+    let request = Request { prompt, max_tokens, end_tokens: &[], mode, sampling: SamplingOptions::default() };
     let made = decoder.gpu().created();
     let generated = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
     assert_eq!(made, decoder.gpu().created(), "decoding makes no buffer and no bind group");
@@ -123,7 +123,13 @@ fn speculation_changes_no_token() {
                     decoder.set_memory(filled);
                     decoder.set_window(windows.next());
                     let made = gpu.created();
-                    let request = Request { prompt: &prompt(75), max_tokens: 64, end_tokens: &[], mode };
+                    let request = Request {
+                        prompt: &prompt(75),
+                        max_tokens: 64,
+                        end_tokens: &[],
+                        mode,
+                        sampling: SamplingOptions::default(),
+                    };
                     let generated = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
                     assert_eq!(made, gpu.created(), "speculation makes no buffer and no bind group");
                     assert_eq!(generated.tokens, answer, "{} with {name} drafts", mode.name());
@@ -145,8 +151,13 @@ fn speculation_changes_no_token() {
             let end = answer[17];
             let at = answer.iter().position(|token| *token == end).unwrap();
             for max_tokens in [5, 17, 18, 40] {
-                let request =
-                    Request { prompt: &prompt(75), max_tokens, end_tokens: &[319, end], mode: Mode::Tree(16) };
+                let request = Request {
+                    prompt: &prompt(75),
+                    max_tokens,
+                    end_tokens: &[319, end],
+                    mode: Mode::Tree(16),
+                    sampling: SamplingOptions::default(),
+                };
                 let ended = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
                 let n = max_tokens.min(at + 1);
                 let finish = if n == at + 1 { Finish::EndToken } else { Finish::Length };
@@ -155,6 +166,82 @@ fn speculation_changes_no_token() {
             let to_the_end = generate(&mut decoder, &prompt(150), 1000, Mode::Tree(32)).await;
             assert_eq!(to_the_end.len(), 42);
             assert_eq!(generate(&mut decoder, &prompt(150), 1000, Mode::Loop).await, to_the_end);
+        }
+    });
+}
+
+/// Mixes of options that choose tokens, and that change which one is the most probable.
+fn samplers() -> Vec<SamplingOptions> {
+    let penalties = SamplingOptions {
+        repetition_penalty: 1.2,
+        presence_penalty: 0.3,
+        frequency_penalty: 0.2,
+        logit_bias: vec![(5, 1.5), (11, -3.0)],
+        ..SamplingOptions::default()
+    };
+    let warm = |seed| SamplingOptions { temperature: 0.8, seed, ..SamplingOptions::default() };
+    vec![
+        warm(1),
+        SamplingOptions { top_k: 40, top_p: 0.95, min_p: 0.02, ..warm(2) },
+        SamplingOptions { temperature: 0.8, seed: 3, top_p: 0.9, ..penalties.clone() },
+        penalties,
+    ]
+}
+
+#[test]
+fn a_seed_gives_the_same_tokens_in_every_mode() {
+    pollster::block_on(async {
+        for tiny in models() {
+            let gpu = Gpu::new(GpuOptions::default()).await.unwrap();
+            let same_arithmetic = gpu.adapter().is_software == cfg!(feature = "unfused");
+            let mut decoder = decoder(&gpu, &tiny, FusionChoice::Auto, u64::MAX).await;
+            let (source, model) = open(&tiny).await;
+            let mut weights = CpuWeights::new(model.config.clone());
+            model.stream(&source, STAGING, &mut weights).await.unwrap();
+            let mut cpu = CpuModel::new(weights, 192).unwrap();
+            decoder.set_costs(Costs { ms: [1.0, 1.05, 1.1, 1.2, 1.5, 1.8] });
+            decoder.prepare(Mode::Adaptive).await.unwrap();
+            assert_eq!(decoder.left_out(), [] as [String; 0]);
+            let mut answers = vec![generate(&mut decoder, &prompt(75), 64, Mode::Greedy).await];
+            let mut windows = [(1, 2), (2, 3), (4, 4), (4, 2), (1, 4)].into_iter().cycle();
+            for sampling in samplers() {
+                let prompt = prompt(75);
+                let request = |mode| {
+                    let sampling = sampling.clone();
+                    Request { prompt: &prompt, max_tokens: 64, end_tokens: &[], mode, sampling }
+                };
+                decoder.set_memory(Memory::new(MEMORY));
+                let answer =
+                    decoder.generate(&request(Mode::Greedy), &mut |_| ControlFlow::Continue(())).await.unwrap().tokens;
+                assert_eq!(answer.len(), 64);
+                let made = gpu.created();
+                let drafts = memories(&answer).into_iter().filter(|(name, _)| matches!(*name, "right" | "adversarial"));
+                for (name, memory) in drafts {
+                    for mode in [Mode::Loop, Mode::Tree(4), Mode::Tree(16), Mode::Adaptive] {
+                        let mut filled = Memory::new(MEMORY);
+                        memory.iter().for_each(|answer| filled.remember(answer));
+                        decoder.set_memory(filled);
+                        decoder.set_window(windows.next());
+                        let generated =
+                            decoder.generate(&request(mode), &mut |_| ControlFlow::Continue(())).await.unwrap();
+                        assert_eq!(generated.tokens, answer, "{} with {name} drafts, {sampling:?}", mode.name());
+                        if name == "right" && mode == Mode::Tree(16) {
+                            assert!(generated.steps < 40, "right drafts were not taken: {generated:?}");
+                        }
+                    }
+                }
+                assert_eq!(made, gpu.created(), "sampling makes no buffer and no bind group");
+                let theirs =
+                    cpu.generate(&request(Mode::Loop), &mut |_| ControlFlow::Continue(())).await.unwrap().tokens;
+                assert!(!same_arithmetic || theirs == answer, "the CPU chose other tokens with {sampling:?}");
+                answers.push(answer);
+            }
+            let distinct: std::collections::HashSet<_> = answers.iter().collect();
+            assert_eq!(distinct.len(), answers.len(), "options changed nothing");
+            let refused = SamplingOptions { top_p: f32::NAN, ..SamplingOptions::default() };
+            let request = Request { prompt: &[1], max_tokens: 1, end_tokens: &[], mode: Mode::Loop, sampling: refused };
+            let error = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap_err();
+            assert!(error.to_string().contains("top_p"), "{error}");
         }
     });
 }
@@ -173,7 +260,13 @@ fn a_reused_prefix_and_an_aborted_request_change_nothing() {
         // Broken off before the first token, in prefill and in the middle.
         for stop_at in [0, 1, 2, 5] {
             let mut calls = 0;
-            let request = Request { prompt: &prompt(70), max_tokens: 40, end_tokens: &[], mode: Mode::Loop };
+            let request = Request {
+                prompt: &prompt(70),
+                max_tokens: 40,
+                end_tokens: &[],
+                mode: Mode::Loop,
+                sampling: SamplingOptions::default(),
+            };
             let generated = decoder
                 .generate(&request, &mut |_| {
                     calls += 1;
@@ -197,15 +290,33 @@ fn ends_at_end_tokens_limits_and_the_end_of_the_context() {
         let end = text[17];
         let at = text.iter().position(|token| *token == end).unwrap();
         for mode in [Mode::Greedy, Mode::Loop] {
-            let request = Request { prompt: &prompt(40), max_tokens: 40, end_tokens: &[319, end], mode };
+            let request = Request {
+                prompt: &prompt(40),
+                max_tokens: 40,
+                end_tokens: &[319, end],
+                mode,
+                sampling: SamplingOptions::default(),
+            };
             let ended = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
             assert_eq!((ended.tokens.as_slice(), ended.finish), (&text[..=at], Some(Finish::EndToken)));
         }
-        let request = Request { prompt: &prompt(150), max_tokens: 1000, end_tokens: &[], mode: Mode::Loop };
+        let request = Request {
+            prompt: &prompt(150),
+            max_tokens: 1000,
+            end_tokens: &[],
+            mode: Mode::Loop,
+            sampling: SamplingOptions::default(),
+        };
         let full = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
         assert_eq!((full.tokens.len(), full.finish), (42, Some(Finish::Length)));
         for (prompt, why) in [(prompt(192), "context"), (vec![], "empty"), (vec![5000], "vocabulary")] {
-            let request = Request { prompt: &prompt, max_tokens: 1, end_tokens: &[], mode: Mode::Loop };
+            let request = Request {
+                prompt: &prompt,
+                max_tokens: 1,
+                end_tokens: &[],
+                mode: Mode::Loop,
+                sampling: SamplingOptions::default(),
+            };
             let error = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap_err();
             assert!(error.to_string().contains(why), "{error}");
         }

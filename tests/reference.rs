@@ -91,7 +91,7 @@ async fn check_answer(engine: &mut Engine, chat: &Chat) {
     let messages = [Message::new("user", chat.user.as_str())];
     assert_eq!(engine.tokens(Prompt::Chat(&messages)).unwrap(), chat.prompt);
     for mode in [Mode::Greedy, Mode::Loop] {
-        let how = Completing { max_tokens: Some(60), mode };
+        let how = Completing { max_tokens: Some(60), mode, ..Completing::default() };
         let mut streamed = String::new();
         let mut on_text = |piece: &Piece<'_>| {
             let text = piece.text;

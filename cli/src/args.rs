@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use forerun::decoder::{FusionChoice, Mode};
+use forerun::decoder::{FusionChoice, Mode, SamplingOptions};
 use forerun::gpu::LimitsRequest;
 use forerun::session::{BackendChoice, EngineOptions};
 
@@ -185,6 +185,8 @@ pub struct GenerateWorkloadArgs {
     #[arg(long)]
     pub no_memory: bool,
     #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
     pub engine: EngineArgs,
 }
 
@@ -225,6 +227,57 @@ pub struct AnswerArgs {
     /// Draft from the prompt and the conversation alone
     #[arg(long)]
     pub no_memory: bool,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Args)]
+pub struct SamplingArgs {
+    /// 0 takes the most probable token, 1 samples from the model's own softmax, more is more daring
+    #[arg(long, value_name = "T", allow_negative_numbers = true, default_value_t = 0.0, help_heading = "Sampling")]
+    pub temperature: f32,
+    /// Sample from the K most probable tokens [default: all]
+    #[arg(long, value_name = "K", default_value_t = 0, hide_default_value = true, help_heading = "Sampling")]
+    pub top_k: usize,
+    /// Sample from the most probable tokens that together have this probability
+    #[arg(long, value_name = "P", allow_negative_numbers = true, default_value_t = 1.0, help_heading = "Sampling")]
+    pub top_p: f32,
+    /// Sample from the tokens at least this many times as probable as the most probable one
+    #[arg(long, value_name = "P", allow_negative_numbers = true, default_value_t = 0.0, help_heading = "Sampling")]
+    pub min_p: f32,
+    /// The same seed gives the same tokens, in every mode
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Sampling")]
+    pub seed: u32,
+    /// Divide the positive logits of the last 1,024 tokens and multiply the negative ones
+    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = 1.0, help_heading = "Sampling")]
+    pub repetition_penalty: f32,
+    /// Take this from the logits of the answer's tokens
+    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = 0.0, help_heading = "Sampling")]
+    pub presence_penalty: f32,
+    /// Take this from them once for each time they stand in the answer
+    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = 0.0, help_heading = "Sampling")]
+    pub frequency_penalty: f32,
+    /// Add this to the logit of a token, given by its id; up to 64 times
+    #[arg(long, value_name = "TOKEN=BIAS", value_parser = bias, help_heading = "Sampling")]
+    pub logit_bias: Vec<(u32, f32)>,
+}
+
+impl SamplingArgs {
+    /// The engine's own options.
+    pub fn options(&self) -> SamplingOptions {
+        SamplingOptions {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            seed: self.seed,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            logit_bias: self.logit_bias.clone(),
+        }
+    }
 }
 
 /// Where and how a model runs.
@@ -297,6 +350,12 @@ impl EngineArgs {
             ..EngineOptions::default()
         }
     }
+}
+
+fn bias(text: &str) -> Result<(u32, f32), &'static str> {
+    let (token, bias) = text.split_once('=').ok_or("give a token's id and a number, as in 42=-1.5")?;
+    let parsed = token.trim().parse().ok().zip(bias.trim().parse().ok());
+    parsed.ok_or("give a token's id and a number, as in 42=-1.5")
 }
 
 fn at_least_1(text: &str) -> Result<NonZeroUsize, &'static str> {

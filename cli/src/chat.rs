@@ -82,6 +82,7 @@ impl Conversation {
 /// Talks until the input ends.
 pub fn chat(args: &ChatArgs) -> Outcome {
     interrupt::listen();
+    args.answer.sampling.options().check()?;
     let mut engine = load::load(&args.model, &args.engine)?;
     memory::open(&mut engine, &args.answer)?;
     let messages: Vec<Message> = args.system.iter().map(|system| Message::new("system", system)).collect();

@@ -35,6 +35,7 @@ pub fn generate_workload(args: &GenerateWorkloadArgs) -> Outcome {
         });
     }
     // Before the model, which takes longer.
+    args.sampling.options().check()?;
     let (mut file, known) = open_output(&args.output)?;
     let n_prompts = prompts.len();
     prompts.retain(|prompt| !known.contains(&prompt.id));
@@ -93,7 +94,8 @@ fn answer_all(
         }
         conversations.push((messages, tokens));
     }
-    let how = Completing { max_tokens: Some(args.max_tokens.get()), mode: args.mode };
+    let sampling = args.sampling.options();
+    let how = Completing { max_tokens: Some(args.max_tokens.get()), mode: args.mode, sampling };
     let mut total = Generated::default();
     let bar = load::prompts_bar(prompts.len() as u64);
     for (prompt, (messages, tokens)) in prompts.iter().zip(conversations) {

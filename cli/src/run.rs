@@ -50,6 +50,7 @@ pub fn run(args: &RunArgs) -> Outcome {
         messages.push(Message::new("user", &text));
         Prompt::Chat(&messages)
     };
+    args.answer.sampling.options().check()?;
     let mut engine = load::load(&args.model, &args.engine)?;
     memory::open(&mut engine, &args.answer)?;
     let (completion, interrupted) = answer(&mut engine, prompt, &args.answer, !args.json)?;
@@ -99,7 +100,8 @@ fn read_stdin() -> Outcome<String> {
 
 /// Answers a prompt, with the text on stdout as it comes where `stream` says so; tells too whether Ctrl-C ended it.
 pub fn answer(engine: &mut Engine, prompt: Prompt<'_>, args: &AnswerArgs, stream: bool) -> Outcome<(Completion, bool)> {
-    let how = Completing { max_tokens: args.max_tokens.map(usize::from), mode: args.mode };
+    let sampling = args.sampling.options();
+    let how = Completing { max_tokens: args.max_tokens.map(usize::from), mode: args.mode, sampling };
     let answering = Answering::begin();
     let mut waiting = Some(load::spinner("reading the prompt"));
     let mut written = Ok(());

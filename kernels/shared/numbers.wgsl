@@ -36,6 +36,37 @@ fn exponential(x: f32) -> f32 {
   return select(y, 0.0, x < -87.3);
 }
 
+// ln x for normal x > 0.
+fn logarithm(x: f32) -> f32 {
+  // x = 2^n * (1 + f), with 1 + f between the square roots of 1/2 and of 2.
+  let n = bitcast<i32>(bitcast<u32>(x) - 0x3F3504F3u) >> 23u;
+  let f = bitcast<f32>(bitcast<u32>(x) - (bitcast<u32>(n) << 23u)) - 1.0;
+  return fma(f32(n), 0.69314718, f * logarithm_series(f));
+}
+
+// ln(1 + f) / f for -0.3 <= f <= 0.42, with the coefficients of Cephes' logf.
+fn logarithm_series(f: f32) -> f32 {
+  var p = fma(7.0376836e-2, f, -1.151461e-1);
+  p = fma(p, f, 1.1676999e-1);
+  p = fma(p, f, -1.2420141e-1);
+  p = fma(p, f, 1.4249323e-1);
+  p = fma(p, f, -1.6668058e-1);
+  p = fma(p, f, 2.0000715e-1);
+  p = fma(p, f, -2.4999994e-1);
+  p = fma(p, f, 3.3333331e-1);
+  p = fma(p, f, -0.5);
+  return fma(p, f, 1.0);
+}
+
+// Gumbel noise -ln(-ln(1 - v)) for the v between 0 and 1 that random bits stand for. A small v makes a large value,
+// and keeps all its digits.
+fn gumbel(random: u32) -> f32 {
+  let bits = random | 1u;
+  let zeros = countLeadingZeros(bits);
+  let v = f32((bits << zeros) >> 8u) * bitcast<f32>((103u - zeros) << 23u);
+  return -logarithm(select(-logarithm(1.0 - v), v * logarithm_series(-v), v < 0.25));
+}
+
 // The 16-bit float nearest to x (ties to even), with x clamped to its range.
 fn half_bits(x: f32) -> u32 {
   let bits = bitcast<u32>(clamp(x, -65504.0, 65504.0));

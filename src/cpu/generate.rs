@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::model::{CpuModel, LogitsOf, Pass};
-use super::{MAX_NODES, argmax};
+use super::{MAX_NODES, argmax, choose};
 use crate::decoder::request::{Finish, Generated, News, OnTokens, Request, check_request, check_tokens, common_prefix};
 use crate::gpu::{breathe, now_ms};
 use crate::{Error, Result};
@@ -15,7 +15,7 @@ impl CpuModel {
     /// As [`GpuDecoder::generate`](crate::decoder::GpuDecoder::generate).
     pub async fn generate(&mut self, request: &Request<'_>, on_tokens: OnTokens<'_>) -> Result<Generated> {
         let started = now_ms();
-        check_request(request, self.config(), self.max_seq_len())?;
+        let sampling = check_request(request, self.config(), self.max_seq_len())?;
         let n_prompt = request.prompt.len();
         let cached_tokens = common_prefix(self.committed(), request.prompt).min(n_prompt - 1);
         let mut generated = Generated::nothing(n_prompt, cached_tokens);
@@ -25,10 +25,15 @@ impl CpuModel {
             Err(error) => return Err(error),
         };
         let max_tokens = request.max_tokens.min(self.max_seq_len() - n_prompt);
+        let mut context = request.prompt.to_vec();
         let first = now_ms();
         generated.ttft_ms = first - started;
         loop {
-            let token = argmax(&logits);
+            let token = match &sampling {
+                None => argmax(&logits),
+                Some(sampling) => choose(&mut logits, sampling, &context, n_prompt, &[]),
+            };
+            context.push(token);
             generated.tokens.push(token);
             generated.steps += 1;
             generated.decode_ms = now_ms() - first;

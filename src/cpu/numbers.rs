@@ -96,6 +96,50 @@ pub fn exp(x: f32) -> f32 {
     if x < -87.3 { 0.0 } else { y }
 }
 
+/// `ln x` for normal `x > 0`, to about one unit in the last place.
+#[inline(always)]
+pub fn ln(x: f32) -> f32 {
+    // x = 2^n * (1 + f), with 1 + f between the square roots of 1/2 and of 2.
+    let n = (x.to_bits().wrapping_sub(0x3f35_04f3) as i32) >> 23;
+    let f = f32::from_bits(x.to_bits().wrapping_sub((n as u32) << 23)) - 1.0;
+    fma(n as f32, std::f32::consts::LN_2, f * ln_series(f))
+}
+
+/// `ln(1 + f) / f` for `-0.3 <= f <= 0.42`, with the coefficients of Cephes' logf.
+#[inline(always)]
+#[allow(clippy::excessive_precision)]
+fn ln_series(f: f32) -> f32 {
+    let mut p = fma(7.037_683_6e-2, f, -1.151_461e-1);
+    p = fma(p, f, 1.167_699_9e-1);
+    p = fma(p, f, -1.242_014_1e-1);
+    p = fma(p, f, 1.424_932_3e-1);
+    p = fma(p, f, -1.666_805_8e-1);
+    p = fma(p, f, 2.000_071_5e-1);
+    p = fma(p, f, -2.499_999_4e-1);
+    p = fma(p, f, 3.333_333_1e-1);
+    p = fma(p, f, -0.5);
+    fma(p, f, 1.0)
+}
+
+/// Gumbel noise `-ln(-ln(1 - v))` for the `v` between 0 and 1 that random `bits` stand for; from -2.9 to 22.2.
+///
+/// A small `v` makes a large value, and keeps all its digits.
+#[inline(always)]
+pub fn gumbel(bits: u32) -> f32 {
+    let bits = bits | 1;
+    let zeros = bits.leading_zeros();
+    let v = ((bits << zeros) >> 8) as f32 * f32::from_bits((103 - zeros) << 23);
+    -ln(if v < 0.25 { v * ln_series(-v) } else { -ln(1.0 - v) })
+}
+
+/// Mixes all bits of `h` with each other (the finaliser of MurmurHash3).
+#[inline(always)]
+pub fn mix(mut h: u32) -> u32 {
+    h = (h ^ (h >> 16)).wrapping_mul(0x85eb_ca6b);
+    h = (h ^ (h >> 13)).wrapping_mul(0xc2b2_ae35);
+    h ^ (h >> 16)
+}
+
 /// A 16-bit float, exactly; written without branches so that loops over it become vector code.
 #[inline(always)]
 pub fn f16_to_f32(bits: u16) -> f32 {
@@ -176,6 +220,28 @@ mod tests {
             assert!((root * x64.sqrt() - 1.0).abs() < 2e-7, "1 / sqrt({x}) is {root}");
             x *= 1.000_37;
         }
+    }
+
+    #[test]
+    fn logarithms_and_noise_are_close_to_the_true_values() {
+        assert_eq!(ln(1.0), 0.0);
+        let mut x = 1e-37f32;
+        while x < 1e38 {
+            let expected = f64::from(x).ln();
+            let error = (f64::from(ln(x)) - expected).abs();
+            assert!(error <= 2e-7 * expected.abs().max(1e-3), "ln({x}) is {}", ln(x));
+            x *= 1.000_37;
+        }
+        for i in 0..100_000u32 {
+            // Many bits, and few.
+            let bits = (mix(i) >> (i % 32)) | 1;
+            let v = f64::from(bits) / 2f64.powi(32);
+            let expected = -(-(-v).ln_1p()).ln();
+            // Beside 1 the 24 bits of a float leave some of the 32 out.
+            let tolerance = if v < 0.25 { 2e-6 } else { 1e-6 + 6e-8 / (1.0 - v) };
+            assert!((f64::from(gumbel(bits)) - expected).abs() < tolerance, "noise of {bits:#x}: {}", gumbel(bits));
+        }
+        assert!(gumbel(0) > 22.1 && gumbel(u32::MAX) > -2.9);
     }
 
     #[test]

@@ -93,7 +93,13 @@ pub(super) fn forward<'a>(
         // logits = lm_head · norm(x)
         let fused_norm = ops.norm(&weights.norm)?;
         ops.matmul(weights.head(), &weights.norm, &s.logits, fused_norm)?;
-        ops.argmax()?;
+        if pass.sampled {
+            ops.penalize()?;
+            ops.threshold()?;
+            ops.sample()?;
+        } else {
+            ops.argmax()?;
+        }
     }
     ops.accept()
 }
@@ -341,6 +347,29 @@ impl<'a> Ops<'a, '_> {
         let ranges = vec![self.s.control.whole(), self.s.logits.whole(), self.s.best.whole()];
         let workgroups = [vocab_parts(vocab_size), self.pass.tokens, 1];
         self.op("argmax", &[("VOCAB_SIZE", &vocab_size)], &["control", "best"], ranges, workgroups)
+    }
+
+    pub fn penalize(&mut self) -> Result<()> {
+        let s = self.s;
+        let ranges = vec![s.control.whole(), s.sampling.whole(), s.context(), s.logits.whole(), s.counts.whole()];
+        let values: [(&str, &dyn Display); 1] = [("VOCAB_SIZE", &self.config.vocab_size)];
+        self.op("penalize", &values, &["control", "sampling"], ranges, [self.pass.tokens, 1, 1])
+    }
+
+    pub fn threshold(&mut self) -> Result<()> {
+        let s = self.s;
+        let ranges = vec![s.control.whole(), s.sampling.whole(), s.logits.whole(), s.thresholds.whole()];
+        let values: [(&str, &dyn Display); 1] = [("VOCAB_SIZE", &self.config.vocab_size)];
+        self.op("threshold", &values, &["control", "sampling", "numbers"], ranges, [self.pass.tokens, 1, 1])
+    }
+
+    pub fn sample(&mut self) -> Result<()> {
+        let (s, vocab_size) = (self.s, self.config.vocab_size);
+        let ranges =
+            vec![s.control.whole(), s.sampling.whole(), s.logits.whole(), s.thresholds.whole(), s.best.whole()];
+        let workgroups = [vocab_parts(vocab_size), self.pass.tokens, 1];
+        let helpers = ["control", "sampling", "numbers", "best"];
+        self.op("sample", &[("VOCAB_SIZE", &vocab_size)], &helpers, ranges, workgroups)
     }
 
     pub fn accept(&mut self) -> Result<()> {

@@ -7,6 +7,7 @@ pub mod forward;
 pub mod memory;
 mod probe;
 pub mod request;
+pub mod sampler;
 pub mod step;
 mod timing;
 #[cfg(test)]
@@ -16,5 +17,6 @@ pub mod window;
 
 pub use forward::{Fusion, Outcome};
 pub use request::{Finish, Generated, Mode, OnTokens, Request};
+pub use sampler::SamplingOptions;
 pub use weights::Weights;
 pub use window::{FusionChoice, GpuDecoder};

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 
 use super::control::MAX_END_TOKENS;
 use super::controller::StepStats;
+use super::sampler::{Sampling, SamplingOptions};
 use crate::model::Config;
 use crate::{Error, Result};
 
@@ -65,6 +66,8 @@ pub struct Request<'a> {
     pub end_tokens: &'a [u32],
     /// How the loop decodes.
     pub mode: Mode,
+    /// How the tokens are chosen.
+    pub sampling: SamplingOptions,
 }
 
 /// What became known of a generation.
@@ -153,8 +156,8 @@ pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// Whether a backend with this model and context can serve the request.
-pub(crate) fn check_request(request: &Request<'_>, config: &Config, max_seq_len: usize) -> Result<()> {
+/// Whether a backend with this model and context can serve the request. Answers how it samples, if it does.
+pub(crate) fn check_request(request: &Request<'_>, config: &Config, max_seq_len: usize) -> Result<Option<Sampling>> {
     if request.prompt.is_empty() {
         return Err(Error::BadInput("the prompt is empty: give at least one token".into()));
     }
@@ -170,7 +173,8 @@ pub(crate) fn check_request(request: &Request<'_>, config: &Config, max_seq_len:
     if request.prompt.len() >= max_seq_len {
         return Err(Error::ContextOverflow { needed: request.prompt.len() + 1, context: max_seq_len });
     }
-    check_tokens(request.prompt, config)
+    check_tokens(request.prompt, config)?;
+    request.sampling.resolve(config.vocab_size)
 }
 
 pub(crate) fn check_tokens(tokens: &[u32], config: &Config) -> Result<()> {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::control::Control;
 use super::forward::{Fusion, Outcome, features, forward, fused_norm_tokens, vocab_parts};
+use super::sampler::Sampling;
 use super::weights::Weights;
 use crate::Result;
 use crate::gpu::{Buffer, Dispatch, Gpu, Kernel, Range, Recording};
@@ -41,6 +42,8 @@ pub struct StepKey {
     pub fusion: Fusion,
     /// Does without subgroups and the packed dot product, even where the device has them.
     pub plain: bool,
+    /// Tokens are chosen as the request says in [`Scratch::sampling`], instead of the most probable ones.
+    pub sampled: bool,
 }
 
 /// All that shapes the kernels of one step besides the model.
@@ -52,6 +55,7 @@ pub(super) struct Pass {
     pub fused_norm_tokens: usize,
     /// The device is a program on the CPU.
     pub software: bool,
+    pub sampled: bool,
     pub features: Features,
 }
 
@@ -93,6 +97,12 @@ pub struct Scratch {
     pub logits: Buffer,
     /// The best logit of each part of the vocabulary, `[max_tokens, parts]`.
     pub best: Buffer,
+    /// How a request chooses its tokens, [`Sampling`].
+    pub sampling: Buffer,
+    /// How often each token stands in a node's text, `[max_tokens, vocab_size]`: zero between steps.
+    pub counts: Buffer,
+    /// Which logits may be chosen, `[max_tokens]`.
+    pub thresholds: Buffer,
 }
 
 /// Bytes of each buffer of [`Scratch`], by name, for the memory plan.
@@ -118,6 +128,9 @@ pub fn scratch_sizes(config: &Config, max_seq_len: usize, max_tokens: usize) -> 
         ("act", quantized(config.hidden_dim)),
         ("logits", floats(config.vocab_size)),
         ("best", product(&[8, max_tokens, vocab_parts(config.vocab_size)])),
+        ("sampling", size_of::<Sampling>() as u64),
+        ("counts", floats(config.vocab_size)),
+        ("thresholds", floats(1)),
     ]
 }
 
@@ -176,6 +189,9 @@ impl Scratch {
             act: take("act")?,
             logits: take("logits")?,
             best: take("best")?,
+            sampling: take("sampling")?,
+            counts: take("counts")?,
+            thresholds: take("thresholds")?,
         })
     }
 
@@ -222,6 +238,7 @@ impl Steps {
                     gpu.adapter().max_workgroup_memory.min(16 << 10) as usize,
                 ),
                 software: gpu.adapter().is_software,
+                sampled: key.sampled,
                 features: if key.plain { Features::PLAIN } else { features(gpu.adapter()) },
             };
             let mut ops = Vec::new();

@@ -5,6 +5,7 @@ use super::control::Control;
 use super::controller::Costs;
 use super::forward::Outcome;
 use super::request::{Mode, Request};
+use super::sampler::SamplingOptions;
 use super::step::{BUCKETS, MEMORY, StepKey};
 use super::window::GpuDecoder;
 use crate::Result;
@@ -82,7 +83,13 @@ impl GpuDecoder {
     async fn time_window(&mut self) -> Result<Option<f64>> {
         self.forget();
         let max_tokens = WINDOW_TOKENS.min(self.max_seq_len().saturating_sub(2));
-        let request = Request { prompt: &[0], max_tokens, end_tokens: &[], mode: Mode::Loop };
+        let request = Request {
+            prompt: &[0],
+            max_tokens,
+            end_tokens: &[],
+            mode: Mode::Loop,
+            sampling: SamplingOptions::default(),
+        };
         let remembered = self.set_remembers(false);
         let generated = self.generate(&request, &mut |_| std::ops::ControlFlow::Continue(())).await;
         self.set_remembers(remembered);

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::control::{Control, MAX_NODES};
 use super::forward::{Fusion, Op, Ops, Outcome, features, forward, fused_norm_tokens, vocab_parts};
+use super::sampler::SamplingOptions;
 use super::step::{BUCKETS, CHUNK, MEMORY, Pass, Scratch};
 use super::weights::Weights;
 use crate::cpu::{self, KvCache, Quantized, Tree};
@@ -149,6 +150,7 @@ impl Bench {
             fusion,
             fused_norm_tokens,
             software: self.software,
+            sampled: false,
             features: self.features,
         }
     }
@@ -479,6 +481,125 @@ fn drafts_are_those_of_the_twins() {
     for max_seq_len in [256, 2048] {
         pollster::block_on(check_draft(max_seq_len, &mut random));
     }
+}
+
+/// Mixes of options, of which every one is off somewhere.
+fn sampling_options(random: &mut Random, round: usize, vocab_size: usize) -> SamplingOptions {
+    let biased = (0..random.below(65).min(vocab_size)).map(|i| ((i * 7 % vocab_size) as u32, random.normal() * 5.0));
+    SamplingOptions {
+        logit_bias: if round % 3 == 1 { biased.collect() } else { Vec::new() },
+        temperature: [0.8, 0.0, 1.0, 0.05, 3.0][round % 5],
+        top_k: [0, 40, 1, 256][round % 4],
+        top_p: [1.0, 0.9, 0.3, 0.999][round / 2 % 4],
+        min_p: [0.0, 0.05, 0.0][round % 3],
+        seed: random.next() as u32,
+        repetition_penalty: [1.1, 1.0, 0.8][round % 3],
+        presence_penalty: [0.0, 0.4, -1.0, 0.0][round % 4],
+        frequency_penalty: [0.0, 0.3, 0.0][round % 3],
+    }
+}
+
+/// The sampler's kernels over random trees and texts with many repetitions.
+async fn check_sampling(config: Config, bench: &mut Bench, random: &mut Random) {
+    let vocab_size = config.vocab_size;
+    bench.scratch = Scratch::new(&bench.gpu, &config, 2048, MAX_NODES).await.unwrap();
+    bench.config = config;
+    let s = &bench.scratch;
+    let (mut choices, mut differing) = (0, 0);
+    for (round, (bucket, n)) in BUCKETS
+        .iter()
+        .cycle()
+        .flat_map(|&bucket| node_counts(bucket).into_iter().map(move |n| (bucket, n)))
+        .take(24)
+        .enumerate()
+    {
+        let options = sampling_options(random, round, vocab_size);
+        let Some(sampling) = options.resolve(vocab_size).unwrap() else { continue };
+        let n_context = [9, 300, 1020, 1500][round % 4];
+        let n_generated = [0, 5, n_context - 1][round % 3];
+        let alphabet = [12, 200].map(|n| random.below(n.min(vocab_size)) + 1)[round % 2];
+        let mut draw = |n: usize| -> Vec<u32> { (0..n).map(|_| random.below(alphabet) as u32).collect() };
+        let (context, mut tokens) = (draw(n_context), draw(n));
+        tokens[0] = context[n_context - 1];
+        let tree = random_tree(random, n_context - 1, n);
+        let mut control = Control {
+            n_committed: tree.n_committed as u32,
+            n_nodes: n as u32,
+            n_context: n_context as u32,
+            n_generated: n_generated as u32,
+            n_given: 1,
+            max_context: 2048,
+            ..Control::new()
+        };
+        control.tokens[..n].copy_from_slice(&tokens);
+        control.ancestors[..n].copy_from_slice(&tree.ancestors);
+        let mut logits: Vec<f32> = random.normals(n * vocab_size).iter().map(|v| 4.0 * v).collect();
+        if round % 2 == 1 {
+            // Many that are equal.
+            logits.iter_mut().for_each(|v| *v = v.round());
+        }
+        logits[vocab_size / 2] = f32::NAN;
+        bench.gpu.write(&s.control, 0, bytemuck::bytes_of(&control));
+        bench.gpu.write(&s.text, 4 * MEMORY as u64, bytemuck::cast_slice(&context));
+        bench.gpu.write(&s.sampling, 0, bytemuck::bytes_of(&sampling));
+        bench.write(&s.logits, &logits);
+        let pass = bench.pass(bucket, Fusion::NONE);
+        bench.run(&pass, |ops| ops.penalize()).await;
+        let penalized = bench.read(&s.logits, n * vocab_size).await;
+        bench.run(&pass, |ops| ops.threshold()).await;
+        bench.run(&pass, |ops| ops.sample()).await;
+        let thresholds = bench.read(&s.thresholds, n).await;
+        let parts = vocab_parts(vocab_size);
+        let best = bench.read(&s.best, 2 * n * parts).await;
+        let counts = bench.read(&s.counts, s.counts.size() as usize / 4).await;
+        assert!(counts.iter().all(|count| count.to_bits() == 0), "counts are left behind in round {round}");
+        for node in 0..n {
+            let row = node * vocab_size..(node + 1) * vocab_size;
+            let path = (1..n).filter(|i| tree.ancestors[node] >> i & 1 == 1);
+            let ancestors: Vec<u32> = path.map(|i| tokens[i]).collect();
+            let logits = &mut logits[row.clone()];
+            cpu::penalize(logits, &sampling, &context, n_context - n_generated, &ancestors);
+            for (token, (got, want)) in penalized[row].iter().zip(&*logits).enumerate() {
+                let bound = if EXACT.load(Ordering::Relaxed) { 0.0 } else { 1e-5 };
+                let agrees = (got - want).abs() <= bound || (got.is_nan() && want.is_nan());
+                assert!(agrees, "token {token} of node {node} in round {round}: {got}, the twin has {want}");
+            }
+            let threshold = cpu::threshold(logits, &sampling);
+            let want = cpu::sample(logits, &sampling, threshold, n_context + ancestors.len());
+            let best = best[2 * node * parts..][..2 * parts].chunks(2);
+            let found = best.fold((f32::NEG_INFINITY, 0), |most, best| {
+                if best[0] > most.0 && best[1].to_bits() < vocab_size as u32 {
+                    (best[0], best[1].to_bits())
+                } else {
+                    most
+                }
+            });
+            choices += 1;
+            if found.1 != want || thresholds[node].to_bits() != threshold {
+                differing += 1;
+                if EXACT.load(Ordering::Relaxed) {
+                    panic!(
+                        "node {node} of {n} in round {round}: token {} of threshold {:#x}, the twin has {want} of {threshold:#x} with {options:?}",
+                        found.1,
+                        thresholds[node].to_bits()
+                    );
+                }
+            }
+        }
+    }
+    assert!(choices > 100 && differing * 20 <= choices, "{differing} of {choices} choices differ");
+}
+
+#[test]
+fn choices_are_those_of_the_twins() {
+    let mut random = Random(41);
+    pollster::block_on(async {
+        let [_, wide, narrow] = shapes();
+        let mut bench = Bench::new(shapes()[0].clone(), [Format::Q4; 3], false).await;
+        for config in [narrow, wide] {
+            check_sampling(config, &mut bench, &mut random).await;
+        }
+    });
 }
 
 /// Bits of the residual and of the logits of each node after a whole step.

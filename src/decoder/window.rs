@@ -9,6 +9,7 @@ use super::forward::{Fusion, Outcome};
 use super::memory::Memory;
 use super::probe::Trace;
 use super::request::{Generated, Mode, News, OnTokens, Request, check_request, check_tokens, common_prefix};
+use super::sampler::SamplingOptions;
 use super::step::{BUCKETS, MEMORY, Scratch, StepKey, Steps, widest_bucket};
 use super::weights::Weights;
 use crate::gpu::{Gpu, Staging, now_ms};
@@ -170,7 +171,7 @@ impl GpuDecoder {
     /// The decode step of a width.
     pub(super) fn width_key(&self, width: usize) -> StepKey {
         let outcome = if width == 1 { Outcome::Predict } else { Outcome::Verify };
-        StepKey { tokens: width, outcome, fusion: self.fusion, plain: self.plain }
+        StepKey { tokens: width, outcome, fusion: self.fusion, plain: self.plain, sampled: false }
     }
 
     /// Answers of earlier requests, from which drafts are taken too.
@@ -229,13 +230,21 @@ impl GpuDecoder {
         }
     }
 
+    /// Records the steps of requests that sample, for every width that may be used. The layers and the head are those of
+    /// the other steps.
+    async fn record_sampled(&mut self) -> Result<()> {
+        let keys = self.widths.iter().map(|&width| StepKey { sampled: true, ..self.width_key(width) });
+        let keys: Vec<StepKey> = keys.collect();
+        self.record(&keys).await
+    }
+
     /// The widest width that may be used and is not wider.
     fn admitted(&self, width: usize) -> usize {
         self.widths.iter().copied().filter(|&known| known <= width).max().unwrap_or(1)
     }
 
     pub(super) fn prefill_key(&self) -> StepKey {
-        StepKey { tokens: self.prefill_tokens, outcome: Outcome::Prefill, fusion: self.fusion, plain: self.plain }
+        StepKey { tokens: self.prefill_tokens, outcome: Outcome::Prefill, ..self.decode_key() }
     }
 
     pub(super) async fn record(&mut self, keys: &[StepKey]) -> Result<()> {
@@ -254,9 +263,13 @@ impl GpuDecoder {
     /// prompt, a token outside the vocabulary, or too many end tokens; [`Error::DeviceLost`].
     pub async fn generate(&mut self, request: &Request<'_>, on_tokens: OnTokens<'_>) -> Result<Generated> {
         let started = now_ms();
-        check_request(request, &self.config, self.context)?;
+        let sampling = check_request(request, &self.config, self.context)?;
         self.land().await?;
         self.prepare(request.mode).await?;
+        if let Some(sampling) = &sampling {
+            self.record_sampled().await?;
+            self.gpu.write(&self.scratch.sampling, 0, bytemuck::bytes_of(sampling));
+        }
         let n_prompt = request.prompt.len();
         let cached_tokens = common_prefix(&self.cached, request.prompt).min(n_prompt - 1);
         self.cached.truncate(cached_tokens);
@@ -265,7 +278,7 @@ impl GpuDecoder {
         if self.prefill(&request.prompt[cached_tokens..n_prompt - 1], on_tokens).await?.is_break() {
             return Ok(generated);
         }
-        let decoded = self.decode(request, on_tokens, started, &mut generated).await;
+        let decoded = self.decode(request, sampling.is_some(), on_tokens, started, &mut generated).await;
         if decoded.is_err() {
             self.cached.clear();
             decoded?;
@@ -348,6 +361,7 @@ impl GpuDecoder {
     async fn decode(
         &mut self,
         request: &Request<'_>,
+        sampled: bool,
         on_tokens: OnTokens<'_>,
         started: f64,
         generated: &mut Generated,
@@ -381,7 +395,7 @@ impl GpuDecoder {
                         self.admitted(width)
                     }
                 };
-                let step = self.recording(self.width_key(width))?;
+                let step = self.recording(StepKey { sampled, ..self.width_key(width) })?;
                 self.gpu.submit(&[step; MAX_WINDOW][..steps], Some((&self.scratch.control, &self.staging[staging])));
                 submitted += steps;
                 self.flying.push_back(Flight { staging, steps, width });
@@ -445,7 +459,13 @@ impl GpuDecoder {
         tokens: &[u32],
         on_logits: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
     ) -> Result<()> {
-        let request = Request { prompt: tokens, max_tokens: 1, end_tokens: &[], mode: Mode::Greedy };
+        let request = Request {
+            prompt: tokens,
+            max_tokens: 1,
+            end_tokens: &[],
+            mode: Mode::Greedy,
+            sampling: SamplingOptions::default(),
+        };
         if tokens.len() > self.context {
             return Err(Error::ContextOverflow { needed: tokens.len(), context: self.context });
         }

@@ -1,6 +1,6 @@
 // The page's handle on the engine, which runs in a worker.
 
-import type { Completion, EngineInfo, EngineOptions, FromWorker, Message, Mode, Progress, StepReport, ToWorker } from "./protocol.ts";
+import type { Completion, EngineInfo, EngineOptions, FromWorker, Message, Mode, Progress, SamplingOptions, StepReport, ToWorker } from "./protocol.ts";
 
 /** How to load a model. */
 export interface LoadOptions extends EngineOptions {
@@ -13,7 +13,7 @@ export interface LoadOptions extends EngineOptions {
 }
 
 /** How to answer. */
-export interface GenerateOptions {
+export interface GenerateOptions extends SamplingOptions {
   /** The most tokens to generate; to the end of the context if absent. */
   maxTokens?: number;
   mode?: Mode;
@@ -107,6 +107,7 @@ export class Engine {
 
   /** Continues a text, or answers a conversation. Requests are served one after the other. */
   generate(prompt: string | Message[], options: GenerateOptions = {}): Generation {
+    const { maxTokens, mode, onSteps, signal, ...sampling } = options;
     const pieces: string[] = [];
     let isDone = false;
     let wake = () => {};
@@ -118,12 +119,13 @@ export class Engine {
     };
     const request = {
       ...(typeof prompt === "string" ? { text: prompt } : { messages: prompt }),
-      ...(options.maxTokens === undefined ? {} : { maxTokens: options.maxTokens }),
-      mode: options.mode ?? this.mode,
-      ...(options.onSteps ? { steps: true } : {}),
+      ...(maxTokens === undefined ? {} : { maxTokens }),
+      mode: mode ?? this.mode,
+      ...(onSteps ? { steps: true } : {}),
+      ...sampling,
     };
     const onText = (piece: string, steps?: StepReport) => {
-      if (steps) options.onSteps?.(steps);
+      if (steps) onSteps?.(steps);
       pieces.push(piece);
       wake();
     };
@@ -131,13 +133,13 @@ export class Engine {
       if (isAborted) throw new ForerunError("AbortError", "the request was aborted");
       state = "running";
     };
-    if (options.signal?.aborted) abort();
-    options.signal?.addEventListener("abort", abort, { once: true });
+    if (signal?.aborted) abort();
+    signal?.addEventListener("abort", abort, { once: true });
     const completion = this.ask({ kind: "complete", request }, { onText }, onStart) as Promise<Completion>;
     const end = () => {
       state = "ended";
       isDone = true;
-      options.signal?.removeEventListener("abort", abort);
+      signal?.removeEventListener("abort", abort);
       wake();
     };
     completion.then(end, end);

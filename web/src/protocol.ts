@@ -59,8 +59,30 @@ export interface Message {
   content: string;
 }
 
+/** How tokens are chosen; by default the most probable ones. The same seed gives the same tokens in every mode. */
+export interface SamplingOptions {
+  /** 0, the default, for the most probable token; else from 0.01 to 100, where 1 is the model's own softmax. */
+  temperature?: number;
+  /** Leaves only this many tokens, the most probable ones; 0 leaves all. */
+  topK?: number;
+  /** Leaves only the most probable tokens that together have this probability. */
+  topP?: number;
+  /** Leaves only tokens at least this many times as probable as the most probable one. */
+  minP?: number;
+  /** Tells one answer from another: an integer from 0 to 4,294,967,295. The same one gives the same tokens. */
+  seed?: number;
+  /** Divides the positive logits of the last 1,024 tokens and multiplies the negative ones. */
+  repetitionPenalty?: number;
+  /** Is taken from the logits of the answer's tokens, from -2 to 2. */
+  presencePenalty?: number;
+  /** The same, once for each time that the token stands in the answer. */
+  frequencyPenalty?: number;
+  /** What the logits of tokens gain, from -100 to 100, by token id; at most 64. */
+  logitBias?: Record<number, number>;
+}
+
 /** A request, as the bindings read it: a text to continue, or a conversation to answer. */
-export interface CompletionRequest {
+export interface CompletionRequest extends SamplingOptions {
   text?: string;
   messages?: Message[];
   maxTokens?: number;

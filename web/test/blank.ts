@@ -106,6 +106,16 @@ async function nextTokens(): Promise<number[]> {
   return (await shared.generate(PROMPT, { maxTokens: TOKENS }).completion).tokens;
 }
 
+/** Tokens of a request that samples, in several modes, with another seed, and without. */
+async function sample(): Promise<{ same: number[][]; other: number[]; plain: number[]; error: string }> {
+  const options = { maxTokens: 24, temperature: 0.8, topP: 0.9, repetitionPenalty: 1.1, logitBias: { 65: 1.5 }, seed: 7 };
+  const tokens = async (more: object) => (await shared.generate(PROMPT, { ...options, ...more }).completion).tokens;
+  const same = [];
+  for (const mode of ["greedy", "loop", "tree4", "tree16"]) same.push(await tokens({ mode }));
+  const error = await nameOfFailure(shared.generate(PROMPT, { topP: 2 }).completion);
+  return { same, other: await tokens({ seed: 8 }), plain: await nextTokens(), error };
+}
+
 function twoAtOnce(): Promise<number[][]> {
   return Promise.all([nextTokens(), nextTokens()]);
 }
@@ -133,4 +143,5 @@ function nameOfFailure(promise: Promise<unknown>): Promise<string> {
 
 Object.assign(window, {
   checkInWindow, checkInWorker, readAll, readFile, run, converse, leaveEarly, abortLoading, twoAtOnce, useDisposed, tooLong,
+  sample,
 });

@@ -106,6 +106,14 @@ test("a prompt that does not fit is refused, and the next one works", async () =
   assert.deepEqual(seen.next, expected);
 });
 
+test("a seed gives the same tokens in every mode", async () => {
+  const { same, other, plain, error } = await page.evaluate(() => window.sample());
+  for (const tokens of same) assert.deepEqual(tokens, same[0]);
+  assert.notDeepEqual(other, same[0]);
+  assert.deepEqual(plain, expected);
+  assert.match(error, /^BadInputError: top_p is 2/);
+});
+
 test("a disposed engine says so", async () => {
   assert.match(await page.evaluate(() => window.useDisposed()), /^AbortError: the engine was disposed of/);
 });

@@ -1,8 +1,9 @@
 //! A loaded model, as the worker drives it.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use forerun::decoder::{Fusion, FusionChoice, Mode};
+use forerun::decoder::{Fusion, FusionChoice, Mode, SamplingOptions};
 use forerun::gpu::LimitsRequest;
 use forerun::session::{self, BackendChoice, Completing, EngineOptions, Piece, Progress, Prompt};
 use forerun::text::Message;
@@ -62,6 +63,34 @@ struct Request {
     mode: Option<String>,
     #[serde(default)]
     steps: bool,
+    temperature: Option<f32>,
+    top_k: Option<usize>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    seed: Option<u32>,
+    repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    #[serde(default)]
+    logit_bias: BTreeMap<u32, f32>,
+}
+
+impl Request {
+    /// How tokens are chosen; by default the most probable ones.
+    fn sampling(&self) -> SamplingOptions {
+        let plain = SamplingOptions::default();
+        SamplingOptions {
+            temperature: self.temperature.unwrap_or(plain.temperature),
+            top_k: self.top_k.unwrap_or(plain.top_k),
+            top_p: self.top_p.unwrap_or(plain.top_p),
+            min_p: self.min_p.unwrap_or(plain.min_p),
+            seed: self.seed.unwrap_or(plain.seed),
+            repetition_penalty: self.repetition_penalty.unwrap_or(plain.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(plain.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(plain.frequency_penalty),
+            logit_bias: self.logit_bias.iter().map(|(token, bias)| (*token, *bias)).collect(),
+        }
+    }
 }
 
 /// What steps did, for a page that shows it.
@@ -231,7 +260,7 @@ impl Engine {
         })
     }
 
-    /// Answers a request given as JSON (`text` or `messages`, `maxTokens`, `mode`) and gives back the whole answer with
+    /// Answers a request given as JSON (`text` or `messages`, `maxTokens`, `mode`, how to sample) and gives back the whole answer with
     /// its statistics as JSON. `on_text(piece, steps)` gets the text as it comes, and now and then an empty piece; it
     /// answers whether to go on. Where the request has `steps`, it also gets what the steps did, as JSON.
     pub async fn complete(&mut self, request: String, on_text: Function) -> Result<String, JsValue> {
@@ -246,7 +275,7 @@ impl Engine {
             }
         };
         let mode = request.mode.as_deref().map_or(Ok(Mode::default()), Mode::from_name).map_err(to_js)?;
-        let how = Completing { max_tokens: request.max_tokens, mode };
+        let how = Completing { max_tokens: request.max_tokens, mode, sampling: request.sampling() };
         let wants_steps = request.steps;
         let mut tell =
             |piece: &Piece<'_>| match on_text.call2(&JsValue::NULL, &piece.text.into(), &report(piece, wants_steps)) {
