@@ -299,7 +299,7 @@ impl Controller {
     /// never takes less than a narrower one.
     fn refine(&mut self, i: usize, ms: f64) {
         let known = self.costs.ms[i];
-        if !(ms > 0.0) {
+        if ms.is_nan() || ms <= 0.0 {
             return;
         }
         let now = known + COST_RATE * (ms.clamp(known / COST_RANGE, known * COST_RANGE) - known);
