@@ -5,7 +5,7 @@
 
 import { load, type Completion, type Engine, type LoadOptions, type Message, type Progress } from "forerun";
 
-const SUGGESTIONS = ["What is the capital of France?", "Explain gravity to a child.", "Write a haiku about the sea."];
+const SUGGESTIONS = ["Why is the sky blue?", "Explain gravity to a child.", "Write a haiku about the sea."];
 const PHASES: Record<Progress["phase"], string> = {
   start: "Starting the engine",
   header: "Reading the header",
