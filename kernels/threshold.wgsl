@@ -9,6 +9,7 @@ const VOCAB_SIZE: u32 = 512u;
 @group(0) @binding(3) var<storage, read_write> thresholds: array<u32>;      // [n_nodes]
 
 const WG: u32 = 256u;                // threads per workgroup, one for each value of a byte
+const BATCH: u32 = 8u;               // logits that a thread reads at once, so that it waits less often
 const MASS: f32 = 268435456.0;       // the mass of the largest logit, 2^28, less one
 
 var<workgroup> bins: array<atomic<u32>, WG>;     // mass of the logits whose key has this byte
@@ -23,7 +24,6 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
   if (node >= control.n_nodes) {
     return;
   }
-  let row = node * VOCAB_SIZE;
   if (lid < 2u) {
     atomicStore(&total[lid], 0u);
   }
@@ -33,26 +33,31 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
   }
   workgroupBarrier();
   var mine = 0u;
-  for (var token = lid; token < VOCAB_SIZE; token += WG) {
-    mine = max(mine, key_of(logits[row + token]));
+  for (var first = lid; first < VOCAB_SIZE; first += BATCH * WG) {
+    let keys = read_keys(node, first);
+    for (var i = 0u; i < BATCH; i++) {
+      mine = max(mine, keys[i]);
+    }
   }
   atomicMax(&most, mine);
   workgroupBarrier();
   let largest = logit_of(atomicLoad(&most));
   var threshold = max(key_of(largest + sampling.min_p_below), 1u);
   if (sampling.top_k > 0u) {
-    threshold = max(threshold, select_key(row, lid, 0u, false, 0.0, 0u));
+    threshold = max(threshold, select_key(node, lid, 1u, false, 0.0, 0u));
   }
   if (sampling.top_p < 65536u) {
     // The mass of all logits that are left, which tells the unit in which it fits 31 bits.
     var low = 0u;
     var high = 0u;
-    for (var token = lid; token < VOCAB_SIZE; token += WG) {
-      let logit = logits[row + token];
-      if (key_of(logit) >= threshold) {
-        let mass = mass_of(logit, largest);
-        low += mass & 0x3FFFu;
-        high += mass >> 14u;
+    for (var first = lid; first < VOCAB_SIZE; first += BATCH * WG) {
+      let keys = read_keys(node, first);
+      for (var i = 0u; i < BATCH; i++) {
+        if (keys[i] >= threshold) {
+          let mass = mass_of(keys[i], largest);
+          low += mass & 0x3FFFu;
+          high += mass >> 14u;
+        }
       }
     }
     atomicAdd(&total[0], low);
@@ -60,7 +65,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
     workgroupBarrier();
     let bits = 32u - countLeadingZeros(atomicLoad(&total[1]) + (atomicLoad(&total[0]) >> 14u));
     let shift = max(bits, 17u) - 17u;
-    threshold = max(threshold, select_key(row, lid, threshold, true, largest, shift));
+    threshold = max(threshold, select_key(node, lid, threshold, true, largest, shift));
   }
   if (lid == 0u) {
     thresholds[node] = threshold;
@@ -69,7 +74,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
 
 // The largest key such that the logits from `lowest` on whose keys are not below it have the mass that is asked for:
 // top_k, of 1 each, or top_p of all. A byte at a time, from the highest.
-fn select_key(row: u32, lid: u32, lowest: u32, by_mass: bool, largest: f32, shift: u32) -> u32 {
+fn select_key(node: u32, lid: u32, lowest: u32, by_mass: bool, largest: f32, shift: u32) -> u32 {
   var key = 0u;
   var left = sampling.top_k;
   for (var byte = 0u; byte < 4u; byte++) {
@@ -82,21 +87,23 @@ fn select_key(row: u32, lid: u32, lowest: u32, by_mass: bool, largest: f32, shif
     // Neighbours often share a bin: they are added up before.
     var bin = 0u;
     var sum = 0u;
-    for (var token = lid; token < VOCAB_SIZE; token += WG) {
-      let logit = logits[row + token];
-      let k = key_of(logit);
-      if (k < lowest || ((k >> down) >> 8u) != key) {
-        continue;
-      }
-      if (bin != ((k >> down) & 255u)) {
-        atomicAdd(&bins[bin], sum);
-        bin = (k >> down) & 255u;
-        sum = 0u;
-      }
-      if (by_mass) {
-        sum += mass_of(logit, largest) >> shift;
-      } else {
-        sum += 1u;
+    for (var first = lid; first < VOCAB_SIZE; first += BATCH * WG) {
+      let keys = read_keys(node, first);
+      for (var i = 0u; i < BATCH; i++) {
+        let k = keys[i];
+        if (k < lowest || ((k >> down) >> 8u) != key) {
+          continue;
+        }
+        if (bin != ((k >> down) & 255u)) {
+          atomicAdd(&bins[bin], sum);
+          bin = (k >> down) & 255u;
+          sum = 0u;
+        }
+        if (by_mass) {
+          sum += mass_of(k, largest) >> shift;
+        } else {
+          sum += 1u;
+        }
       }
     }
     atomicAdd(&bins[bin], sum);
@@ -135,8 +142,21 @@ fn portion(mass: u32) -> u32 {
   return (mass >> 16u) * sampling.top_p + (((mass & 0xFFFFu) * sampling.top_p) >> 16u);
 }
 
-fn mass_of(logit: f32, largest: f32) -> u32 {
-  return min(u32(exponential((logit - largest) * sampling.inverse_temperature) * MASS), u32(MASS) - 1u);
+// The keys of every WG-th logit of a node from `first` on, 0 behind the last.
+fn read_keys(node: u32, first: u32) -> array<u32, BATCH> {
+  var values: array<f32, BATCH>;
+  for (var i = 0u; i < BATCH; i++) {
+    values[i] = logits[node * VOCAB_SIZE + min(first + i * WG, VOCAB_SIZE - 1u)];
+  }
+  var keys: array<u32, BATCH>;
+  for (var i = 0u; i < BATCH; i++) {
+    keys[i] = select(0u, key_of(values[i]), first + i * WG < VOCAB_SIZE);
+  }
+  return keys;
+}
+
+fn mass_of(key: u32, largest: f32) -> u32 {
+  return min(u32(exponential((logit_of(key) - largest) * sampling.inverse_temperature) * MASS), u32(MASS) - 1u);
 }
 
 fn logit_of(key: u32) -> f32 {

@@ -46,7 +46,7 @@ test("a text is continued, and nothing is made while decoding", async (t) => {
   assert.equal(completion.tokens.length, TOKENS);
   assert.equal(completion.promptTokens, PROMPT.length);
   assert.equal(completion.finishReason, "length");
-  assert.equal(completion.mode, "loop");
+  assert.equal(completion.mode, "adaptive");
   assert.ok(completion.ttftMs > 0 && completion.decodeMsPerToken > 0);
   assert.equal(pieces.join(""), completion.text);
   for (const kind of ["buffers", "bindings", "kernels"]) assert.equal(after[kind], before[kind], `${kind} made while decoding`);
