@@ -28,7 +28,7 @@ const FIRST_HIT: [f64; N_LENGTHS] = [0.0, 0.12, 0.22, 0.32, 0.42, 0.5, 0.56, 0.6
 /// How often each match length is met, before anything was seen.
 const USUAL: [f64; N_LENGTHS] = [0.12, 0.2, 0.18, 0.12, 0.1, 0.08, 0.06, 0.05, 0.09];
 /// Observations that the guesses above count for.
-const PRIOR_WEIGHT: f64 = 3.0;
+const PRIOR_WEIGHT: f64 = 6.0;
 /// What an observed gain keeps of its weight when another one of its match length comes in.
 const GAIN_DECAY: f64 = 0.97;
 /// What a step's match length keeps of its weight in the next speculative step, and in the next plain one.
@@ -56,11 +56,11 @@ const PURSE: f64 = 0.9;
 const PURSE_RATE: f64 = 0.015;
 /// Gains that are remembered, in tokens.
 const PURSE_LIMIT: f64 = 64.0;
-/// Steps seen lately that it takes to believe half of an expectation.
-const DOUBT: f64 = 2.0;
 /// Part of the time that goes into probes as long as they succeed, and the most doublings of the space between them.
-const PROBE_RATE: f64 = 0.012;
-const MAX_FAILURES: u32 = 3;
+const PROBE_RATE: f64 = 0.02;
+const MAX_FAILURES: u32 = 1;
+const WIDER_RATE: f64 = 0.006;
+const WIDER_FAILURES: u32 = 3;
 /// Tokens between two probes at the least.
 const MIN_SPACE: f64 = 8.0;
 /// A wider step must promise this much more.
@@ -286,7 +286,7 @@ impl Controller {
             let rates = self.rates(&self.expectation());
             let best = (0..N_WIDTHS).max_by(|&a, &b| rates[a].total_cmp(&rates[b])).unwrap_or(0);
             let failures = &mut self.failures[flight.width];
-            *failures = if best >= flight.width { 0 } else { (*failures + 1).min(MAX_FAILURES) };
+            *failures = if best >= flight.width { 0 } else { (*failures + 1).min(WIDER_FAILURES) };
         }
     }
 
@@ -367,19 +367,13 @@ impl Controller {
     fn choose(&self, steps: usize) -> (usize, bool) {
         let expectation = self.expectation();
         let rates = self.rates(&expectation);
-        // What is believed of the expectation grows with the steps seen lately.
-        let seen: f64 = self.recent.iter().sum();
-        let belief = seen / (seen + DOUBT);
-        let loss = |i: usize, belief: f64| self.relative(i) - 1.0 - belief * expectation[i];
-        let pending: f64 = self.flying.iter().map(|flight| flight.steps as f64 * loss(flight.width, belief)).sum();
-        let left = self.purse - pending.max(0.0);
-        let affordable = |i: usize, belief: f64| {
-            let loss = steps as f64 * loss(i, belief);
-            loss <= 0.0 || loss <= left
-        };
+        // As if no draft in flight, nor any of this window, were accepted: so the purse never goes empty.
+        let loss = |i: usize, steps: usize| steps as f64 * (self.relative(i) - 1.0);
+        let left = self.purse - self.flying.iter().map(|flight| loss(flight.width, flight.steps)).sum::<f64>();
+        let affordable = |i: usize| loss(i, steps) <= left.max(0.0);
         let mut best = 0;
         for i in (1..N_WIDTHS).filter(|&i| self.costs.has(i)) {
-            if rates[i] > rates[best] * MARGIN && affordable(i, belief) {
+            if rates[i] > rates[best] * MARGIN && affordable(i) {
                 best = i;
             }
         }
@@ -388,8 +382,9 @@ impl Controller {
         if let Some(i) = wider.filter(|_| !self.flying.iter().any(|flight| flight.probe)) {
             let loss =
                 steps as f64 * (self.relative(i) - (1.0 + expectation[best] * f64::from(best > 0)) / rates[best]);
-            let space = (loss / PROBE_RATE).max(MIN_SPACE) * f64::from(1 << self.failures[i]);
-            if self.since[i] >= space && affordable(i, if best > 0 { belief } else { 0.0 }) {
+            let (rate, most) = if best == 0 { (PROBE_RATE, MAX_FAILURES) } else { (WIDER_RATE, WIDER_FAILURES) };
+            let space = (loss / rate).max(MIN_SPACE) * f64::from(1 << self.failures[i].min(most));
+            if self.since[i] >= space && affordable(i) {
                 return (i, true);
             }
         }
