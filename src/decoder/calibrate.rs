@@ -101,17 +101,13 @@ mod tests {
 
     #[test]
     fn the_least_work_near_the_fastest() {
-        let rows: &[(&[(usize, usize, f64)], (usize, usize))] = &[
-            (&[], (1, 2)),
-            (&[(1, 2, 2.0), (2, 2, 1.85), (4, 2, 1.83)], (1, 2)),
-            (&[(1, 2, 3.0), (1, 3, 2.4), (1, 4, 2.0), (2, 2, 2.0), (4, 4, 1.9)], (1, 4)),
-            (&[(4, 2, 1.0), (2, 4, 1.0), (4, 4, 1.0)], (2, 4)),
-            (&[(1, 2, f64::NAN), (2, 2, 0.0), (2, 3, -1.0), (0, 2, 0.1), (4, 3, 1.0)], (4, 3)),
-            (&[(usize::MAX, usize::MAX, 1.0)], (usize::MAX, usize::MAX)),
-        ];
-        for (measured, chosen) in rows {
-            assert_eq!(choose_window(measured), *chosen, "{measured:?}");
-        }
+        let check = |measured: &[_], chosen| assert_eq!(choose_window(measured), chosen, "{measured:?}");
+        check(&[], (1, 2));
+        check(&[(1, 2, 2.0), (2, 2, 1.85), (4, 2, 1.83)], (1, 2));
+        check(&[(1, 2, 3.0), (1, 3, 2.4), (1, 4, 2.0), (2, 2, 2.0), (4, 4, 1.9)], (1, 4));
+        check(&[(4, 2, 1.0), (2, 4, 1.0), (4, 4, 1.0)], (2, 4));
+        check(&[(1, 2, f64::NAN), (2, 2, 0.0), (2, 3, -1.0), (0, 2, 0.1), (4, 3, 1.0)], (4, 3));
+        check(&[(usize::MAX, usize::MAX, 1.0)], (usize::MAX, usize::MAX));
     }
 
     #[test]
@@ -130,10 +126,9 @@ mod tests {
 
     #[test]
     fn nonsense_is_none() {
-        let text = String::from_utf8(
-            Calibration { costs: Costs { ms: [1.5; 6] }, window: Some((2, 3)) }.to_bytes(&key()),
-        )
-        .unwrap();
+        let text =
+            String::from_utf8(Calibration { costs: Costs { ms: [1.5; 6] }, window: Some((2, 3)) }.to_bytes(&key()))
+                .unwrap();
         assert!(Calibration::from_bytes(text.as_bytes(), &key()).is_some());
         for (from, to) in [
             ("\"format\":1", "\"format\":2"),

@@ -31,7 +31,7 @@ const USUAL: [f64; N_LENGTHS] = [0.12, 0.2, 0.18, 0.12, 0.1, 0.08, 0.06, 0.05, 0
 const PRIOR_WEIGHT: f64 = 6.0;
 /// What an observed gain keeps of its weight when another one of its match length comes in.
 const GAIN_DECAY: f64 = 0.97;
-/// What a step's match length keeps of its weight in the next speculative step, and in the next plain one.
+/// What a step's match length keeps of its weight in the next speculative step.
 const RECENT_DECAY: f64 = 0.85;
 /// Classes of the age of the newest observation, a class for each doubling.
 const N_AGES: usize = 8;
@@ -56,7 +56,8 @@ const PURSE: f64 = 0.9;
 const PURSE_RATE: f64 = 0.015;
 /// Gains that are remembered, in tokens.
 const PURSE_LIMIT: f64 = 64.0;
-/// Part of the time that goes into probes as long as they succeed, and the most doublings of the space between them.
+/// Part of the time that goes into probes as long as they succeed, and the most doublings of the space between them:
+/// from plain decoding, and from a width that pays.
 const PROBE_RATE: f64 = 0.02;
 const MAX_FAILURES: u32 = 1;
 const WIDER_RATE: f64 = 0.006;
@@ -65,11 +66,17 @@ const WIDER_FAILURES: u32 = 3;
 const MIN_SPACE: f64 = 8.0;
 /// A wider step must promise this much more.
 const MARGIN: f64 = 1.01;
-/// What a new measurement of a step's time counts for, and how many times the known time it may be.
-const COST_RATE: f64 = 0.4;
+/// What a new measurement of a step's time counts for at the least (the first ones count for more), and how many times
+/// the known time it may be.
+const COST_RATE: f64 = 0.2;
+const COST_RANGE: f64 = 2.0;
 /// Windows of one width that are measured together.
 const RUN_WINDOWS: usize = 4;
-const COST_RANGE: f64 = 2.0;
+/// A window that took so many times what is known was held up by something else, unless so many before it were too.
+const STRAY: f64 = 4.0;
+const MAX_STRAYS: usize = 3;
+/// How far the times of the other widths go back to their calibrated proportion with each measurement.
+const COST_DRIFT: f64 = 0.03;
 /// Windows in flight that are remembered.
 const MAX_FLYING: usize = 16;
 
@@ -172,6 +179,12 @@ pub struct Controller {
     failures: [u32; N_WIDTHS],
     flying: VecDeque<Flight>,
     run: Run,
+    /// Windows in a row that took far too long.
+    strays: usize,
+    /// The costs before any refinement.
+    calibrated: Costs,
+    /// How often each width was measured.
+    measured: [u32; N_WIDTHS],
 }
 
 impl Controller {
@@ -191,6 +204,9 @@ impl Controller {
             failures: [0; N_WIDTHS],
             flying: VecDeque::new(),
             run: Run::default(),
+            strays: 0,
+            calibrated: sane(costs),
+            measured: [0; N_WIDTHS],
         }
     }
 
@@ -268,7 +284,10 @@ impl Controller {
     /// behind it, the interval between the ends of two windows is what the later one took.
     pub fn window_took(&mut self, width: usize, steps: usize, ms: Option<f64>) {
         let i = BUCKETS.iter().rposition(|&nodes| nodes <= width).unwrap_or(0);
-        match ms.filter(|ms| ms.is_finite() && *ms >= 0.0 && steps > 0 && self.costs.has(i)) {
+        let ms = ms.filter(|ms| ms.is_finite() && *ms >= 0.0 && steps > 0 && self.costs.has(i));
+        let is_stray = ms.is_some_and(|ms| ms > STRAY * steps as f64 * self.costs.ms[i]);
+        self.strays = if is_stray { self.strays + 1 } else { 0 };
+        match ms.filter(|_| !is_stray || self.strays > MAX_STRAYS) {
             Some(ms) if self.run.width == i => {
                 let run = &mut self.run;
                 (run.windows, run.steps, run.ms) = (run.windows + 1, run.steps + steps as f64, run.ms + ms);
@@ -302,11 +321,18 @@ impl Controller {
         if ms.is_nan() || ms <= 0.0 {
             return;
         }
-        let now = known + COST_RATE * (ms.clamp(known / COST_RANGE, known * COST_RANGE) - known);
+        let rate = COST_RATE.max(1.0 / (f64::from(self.measured[i]) + 2.0));
+        self.measured[i] = self.measured[i].saturating_add(1);
+        let now = known + rate * (ms.clamp(known / COST_RANGE, known * COST_RANGE) - known);
         // A wider step does all that this one does, and more: what made this one faster or slower, another clock for
         // instance, tells of it until it is measured itself.
+        // And a width that was once measured as too dear, and so is not measured again, comes back in time.
+        let calibrated = self.calibrated.ms;
         for (j, other) in self.costs.ms.iter_mut().enumerate().filter(|(_, other)| other.is_finite()) {
             *other = if j < i { other.min(now) } else { (*other * now / known).max(now) };
+            let proportion = calibrated[j] / calibrated[i] * now;
+            *other += COST_DRIFT * (proportion - *other);
+            *other = if j < i { other.min(now) } else { other.max(now) };
         }
         self.costs.ms[i] = now;
     }

@@ -149,17 +149,28 @@ impl Done {
     }
 }
 
+/// How the ends of windows are reported.
+#[derive(Clone, Copy, Debug)]
+enum Reports {
+    Exact,
+    /// Every window takes some more or less, and one in fifty is held up for long.
+    HeldUp,
+    /// Every other report comes only with the next one.
+    Bursts,
+}
+
 /// Runs a session; `width` answers each window's width.
 fn decode(
     texts: &[Vec<Place>],
     n_tokens: usize,
     real: &[f64; 6],
-    steps: usize,
-    in_flight: usize,
+    (steps, in_flight, reports): (usize, usize, Reports),
     mut adaptive: Option<&mut Controller>,
     fixed: usize,
 ) -> Done {
     let mut done = Done { tokens: 0, ms: 0.0, steps: [0; 6] };
+    let mut dice = Dice(7);
+    let mut unreported = 0.0;
     for text in texts {
         if let Some(controller) = adaptive.as_deref_mut() {
             controller.begin();
@@ -197,7 +208,15 @@ fn decode(
             }
             done.ms += ms;
             if let Some(controller) = adaptive.as_deref_mut() {
-                controller.window_took(nodes, ran, Some(ms));
+                let seen = match reports {
+                    Reports::Exact => ms,
+                    Reports::HeldUp => ms * (0.85 + 0.3 * dice.roll()) * if dice.roll() < 0.02 { 50.0 } else { 1.0 },
+                    Reports::Bursts => {
+                        unreported += ms;
+                        if dice.roll() < 0.5 { 0.0 } else { std::mem::take(&mut unreported) }
+                    }
+                };
+                controller.window_took(nodes, ran, Some(seen));
             }
         }
         done.tokens += n_tokens;
@@ -207,13 +226,25 @@ fn decode(
 
 /// The rates of sessions of a kind, of each the adaptive one's, plain decoding's and the best fixed width's.
 fn sessions(kind: Kind, requests: u64, n_tokens: usize, curve: &[f64; 6], believed: &[f64; 6]) -> Vec<[f64; 3]> {
+    reported_sessions(Reports::Exact, kind, requests, n_tokens, curve, believed)
+}
+
+fn reported_sessions(
+    reports: Reports,
+    kind: Kind,
+    requests: u64,
+    n_tokens: usize,
+    curve: &[f64; 6],
+    believed: &[f64; 6],
+) -> Vec<[f64; 3]> {
     let mut rates = Vec::new();
     for (steps, in_flight) in [(1, 2), (2, 2), (4, 2), (1, 4), (4, 4)] {
         for seed in 0..12 {
             let texts: Vec<_> = (0..requests).map(|request| text(kind, n_tokens, seed * 1000 + request)).collect();
             let mut controller = Controller::new(Costs { ms: *believed });
-            let ours = decode(&texts, n_tokens, curve, steps, in_flight, Some(&mut controller), 0).rate();
-            let fixed = BUCKETS.map(|nodes| decode(&texts, n_tokens, curve, steps, in_flight, None, nodes).rate());
+            let ours = decode(&texts, n_tokens, curve, (steps, in_flight, reports), Some(&mut controller), 0).rate();
+            let fixed =
+                BUCKETS.map(|nodes| decode(&texts, n_tokens, curve, (steps, in_flight, reports), None, nodes).rate());
             rates.push([ours, fixed[0], fixed.into_iter().fold(0.0, f64::max)]);
         }
     }
@@ -281,6 +312,31 @@ fn wrong_costs_are_found_out() {
     }
 }
 
+#[test]
+fn late_reports_do_not_mislead() {
+    for (reports, least) in [(Reports::HeldUp, 0.95), (Reports::Bursts, 0.92)] {
+        for curve in &CURVES {
+            for kind in GOODS {
+                let all = reported_sessions(reports, kind, 6, 300, curve, curve);
+                let share = mean(all.iter().map(|[ours, _, best]| ours / best));
+                assert!(share >= least, "{kind:?}, {reports:?}, on {curve:?}: {share:.3} of the best fixed width");
+            }
+            for kind in OTHERS {
+                let all = reported_sessions(reports, kind, 6, 300, curve, curve);
+                let share = mean(all.iter().map(|[ours, plain, _]| ours / plain));
+                assert!(share >= 0.97, "{kind:?}, {reports:?}, on {curve:?}: {share:.3} of plain decoding");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_slower_clock_does_not_end_speculation() {
+    let curve = CURVES[1].map(|ms| 2.0 * ms);
+    let share = mean(sessions(Kind::Good, 6, 300, &curve, &CURVES[1]).iter().map(|[ours, _, best]| ours / best));
+    assert!(share >= 0.75, "{share:.3} of the best fixed width");
+}
+
 proptest! {
     #[test]
     fn any_history_gives_a_width_that_there_is(
@@ -329,7 +385,7 @@ proptest! {
         };
         let text: Vec<Place> = places.into_iter().map(place).collect();
         let mut controller = Controller::new(Costs { ms });
-        let done = decode(&[text], 200, &ms, steps, in_flight, Some(&mut controller), 0);
+        let done = decode(&[text], 200, &ms, (steps, in_flight, Reports::Exact), Some(&mut controller), 0);
         // The last step may bring tokens that are not wanted any more.
         let most = (done.tokens as f64 + MAX_DEPTH) * (1.0 + PURSE_RATE) + PURSE;
         prop_assert!(done.ms <= most + 1e-6, "{} of at most {most} ms", done.ms);
