@@ -6,6 +6,7 @@
 use std::fmt::Display;
 
 use crate::gpu::{Access, Source};
+use crate::hash::fnv_1a;
 use crate::{Error, Result};
 
 macro_rules! texts {
@@ -31,6 +32,11 @@ texts! {
 pub fn text(name: &str) -> Result<&'static str> {
     let found = TEXTS.iter().find(|(known, _)| *known == name);
     found.map(|(_, text)| *text).ok_or_else(|| fault(name, "there is no such kernel"))
+}
+
+/// Tells these kernels from those of other builds.
+pub fn fingerprint() -> u64 {
+    fnv_1a(TEXTS.iter().flat_map(|(name, text)| name.bytes().chain(text.bytes())))
 }
 
 /// What the device lets a kernel use.

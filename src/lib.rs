@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod decoder;
 mod error;
 pub mod gpu;
+mod hash;
 pub mod kernels;
 pub mod model;
 mod parallel;

@@ -3,15 +3,17 @@
 use std::ops::ControlFlow;
 
 use crate::cpu::{CpuModel, CpuWeights};
+use crate::decoder::calibrate::{Calibrations, Key};
 use crate::decoder::memory::Memory;
 use crate::decoder::request::{Finish, Generated, Mode, News, Request};
 use crate::decoder::step::{MEMORY, scratch_sizes, widest_bucket};
 use crate::decoder::{FusionChoice, GpuDecoder, SamplingOptions, Weights};
 use crate::gpu::{Adapter, Gpu, GpuOptions, LimitsRequest};
+use crate::hash::fnv_1a;
 use crate::model::plan::MemoryPlan;
 use crate::model::{Blocks, Config, MatrixInfo, Model, ModelOptions, STAGING, Source, VectorKind, WeightSink};
 use crate::text::{ChatTemplate, Message, RenderOptions, TextStream, Tokenizer};
-use crate::{Error, Result};
+use crate::{Error, Result, kernels};
 
 /// The context where nothing else is asked for, in tokens.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -41,6 +43,10 @@ pub struct EngineOptions {
     pub plain: bool,
     /// Which tensors keep 8 bits.
     pub model: ModelOptions,
+    /// What earlier loads found out about steps and windows, from [`Engine::calibrations`]; what fits is not timed again.
+    pub calibrations: Calibrations,
+    /// Times steps and windows whatever is known, and on adapters too that are programs and so never draft otherwise.
+    pub recalibrate: bool,
 }
 
 /// What loading is doing.
@@ -138,6 +144,7 @@ pub struct Engine {
     template: Option<ChatTemplate>,
     /// Bytes of the longest token.
     longest_token: usize,
+    calibrations: Calibrations,
 }
 
 enum Backend {
@@ -162,6 +169,7 @@ impl Engine {
         let template = ChatTemplate::from_metadata(&model.metadata)?;
         let config = &model.config;
         let context = context_length(config, options.context)?;
+        let mut calibrations = options.calibrations.clone();
         let backend = match options.backend {
             BackendChoice::Gpu => {
                 let gpu = Gpu::new(GpuOptions { limits: options.limits, plain: options.plain }).await?;
@@ -170,10 +178,15 @@ impl Engine {
                 gpu.finish().await?;
                 on_progress(Progress::Compile);
                 let mut decoder = GpuDecoder::new(&gpu, config, weights, context, options.fusion).await?;
-                // Draft trees never pay on a program that plays a GPU: it has no work to spare in a step of one.
-                if !gpu.adapter().is_software {
-                    on_progress(Progress::Calibrate);
-                    decoder.calibrate().await?;
+                let key = calibration_key(&decoder, &model, &tokenizer);
+                match calibrations.get(&key).filter(|_| !options.recalibrate) {
+                    Some(known) => decoder.set_calibration(&known).await?,
+                    // Draft trees never pay on a program that plays a GPU: it has no work to spare in a step of one.
+                    None if gpu.adapter().is_software && !options.recalibrate => {}
+                    None => {
+                        on_progress(Progress::Calibrate);
+                        calibrations.insert(key, &decoder.calibrate().await?);
+                    }
                 }
                 Backend::Gpu(Box::new(decoder))
             }
@@ -185,7 +198,7 @@ impl Engine {
         };
         on_progress(Progress::Ready);
         let longest_token = (0..tokenizer.vocab_size() as u32).map(|token| tokenizer.token_bytes(token).len()).max();
-        Ok(Engine { backend, tokenizer, template, longest_token: longest_token.unwrap_or(1).max(1) })
+        Ok(Engine { backend, tokenizer, template, longest_token: longest_token.unwrap_or(1).max(1), calibrations })
     }
 
     /// The model's shape.
@@ -241,18 +254,26 @@ impl Engine {
         }
     }
 
-    /// The session memory as bytes; empty on the CPU, which does not draft.
-    pub fn export_memory(&self) -> Vec<u8> {
-        self.gpu_decoder().map(|decoder| decoder.memory().to_bytes(self.name())).unwrap_or_default()
+    /// What was given as known when the model was loaded, and what was found out then: to be kept for later loads.
+    pub fn calibrations(&self) -> &Calibrations {
+        &self.calibrations
     }
 
-    /// Replaces the session memory by one that was exported with the same model.
+    /// The session memory as bytes; empty on the CPU, which does not draft.
+    pub fn export_memory(&self) -> Vec<u8> {
+        self.gpu_decoder().map(|decoder| decoder.memory().to_bytes(self.fingerprint())).unwrap_or_default()
+    }
+
+    /// Replaces the session memory by one that was exported with the same model; by an empty one where there are no
+    /// bytes.
     ///
     /// # Errors
     /// [`Error::BadInput`] for bytes that are no memory of this model.
     pub fn import_memory(&mut self, bytes: &[u8]) -> Result<()> {
-        let (name, vocab_size) = (self.name(), self.config().vocab_size);
-        let memory = Memory::from_bytes(bytes, name, vocab_size, MEMORY)?;
+        let memory = match bytes {
+            [] => Memory::new(MEMORY),
+            _ => Memory::from_bytes(bytes, self.fingerprint(), self.config().vocab_size, MEMORY)?,
+        };
         if let Some(decoder) = self.gpu_decoder_mut() {
             decoder.set_memory(memory);
         }
@@ -260,13 +281,8 @@ impl Engine {
     }
 
     /// Tells models apart whose tokens mean other things: a hash of the vocabulary and of the shape.
-    fn name(&self) -> u64 {
-        let c = self.config();
-        let shape = [c.dim, c.hidden_dim, c.n_layers, c.n_heads, c.n_kv_heads, c.vocab_size];
-        let pieces = (0..c.vocab_size as u32).flat_map(|token| self.tokenizer.token_bytes(token));
-        let bytes = shape.iter().flat_map(|n| (*n as u64).to_le_bytes()).chain(pieces.copied());
-        // FNV-1a.
-        bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    pub fn fingerprint(&self) -> u64 {
+        fingerprint(self.config(), &self.tokenizer)
     }
 
     /// Dispatches of a decode step of one token; 0 on the CPU.
@@ -373,6 +389,27 @@ impl Engine {
             Backend::Gpu(decoder) => decoder.score(tokens, on_logits).await,
             Backend::Cpu(decoder) => decoder.score(tokens, on_logits),
         }
+    }
+}
+
+/// Tells models apart whose tokens mean other things: a hash of the vocabulary and of the shape.
+fn fingerprint(c: &Config, tokenizer: &Tokenizer) -> u64 {
+    let shape = [c.dim, c.hidden_dim, c.n_layers, c.n_heads, c.n_kv_heads, c.vocab_size];
+    let pieces = (0..c.vocab_size as u32).flat_map(|token| tokenizer.token_bytes(token));
+    fnv_1a(shape.iter().flat_map(|n| (*n as u64).to_le_bytes()).chain(pieces.copied()))
+}
+
+/// What a calibration of this decoder depends on.
+fn calibration_key(decoder: &GpuDecoder, model: &Model, tokenizer: &Tokenizer) -> Key {
+    let formats = fnv_1a(model.matrices().iter().flat_map(|matrix| format!("{matrix:?}").into_bytes()));
+    Key {
+        adapter: format!("{:?} {:?}", decoder.gpu().adapter(), decoder.fusion()),
+        model: format!(
+            "{:016x} {formats:016x} context {}",
+            fingerprint(decoder.config(), tokenizer),
+            decoder.max_seq_len()
+        ),
+        build: format!("{} {:016x}", env!("CARGO_PKG_VERSION"), kernels::fingerprint()),
     }
 }
 

@@ -11,6 +11,7 @@ use forerun::decoder::{FusionChoice, Mode, SamplingOptions};
 use forerun::gpu::LimitsRequest;
 use forerun::session::{BackendChoice, EngineOptions};
 
+use crate::cache;
 use crate::failure::Failure;
 
 const MODEL_HELP: &str = "A .gguf file, or the name of one in ./models or in $FORERUN_MODELS";
@@ -295,6 +296,9 @@ pub struct EngineArgs {
     /// Which operations share a kernel; the tokens are the same
     #[arg(long, value_enum, default_value_t = Fusion::Auto)]
     pub fusion: Fusion,
+    /// Time steps and windows again, not as an earlier run with this GPU and model did
+    #[arg(long)]
+    pub recalibrate: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -333,6 +337,8 @@ impl EngineArgs {
     /// The engine's own options.
     pub fn options(&self) -> EngineOptions {
         EngineOptions {
+            calibrations: cache::calibrations(),
+            recalibrate: self.recalibrate,
             context: self.context,
             backend: match self.backend {
                 Backend::Gpu => BackendChoice::Gpu,

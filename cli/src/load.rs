@@ -9,6 +9,7 @@ use forerun::session::{Engine, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::EngineArgs;
+use crate::cache;
 use crate::failure::{Failure, Outcome, say};
 
 /// Opens the file that `model` names: a path, or the name of a file in one of the model folders.
@@ -94,11 +95,15 @@ pub fn load(model: &str, args: &EngineArgs) -> Outcome<Engine> {
             Progress::Ready => {}
         }
     };
-    let loaded = pollster::block_on(Engine::load(&source, &args.options(), &mut show));
+    let options = args.options();
+    let loaded = pollster::block_on(Engine::load(&source, &options, &mut show));
     if let Some(bar) = bar.take() {
         bar.finish_and_clear();
     }
     let engine = loaded.map_err(|error| about(model, error))?;
+    if *engine.calibrations() != options.calibrations {
+        cache::keep(engine.calibrations());
+    }
     for sentence in engine.gpu_decoder().map_or(&[][..], |decoder| decoder.left_out()) {
         say(&format!("note: {sentence}"));
     }

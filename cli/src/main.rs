@@ -4,6 +4,7 @@
 //! 2 for bad input, 1 for whatever else fails and 130 where Ctrl-C ended the work.
 
 mod args;
+mod cache;
 mod chat;
 mod driver;
 mod failure;

@@ -1,13 +1,14 @@
 //! The session memory in a file: answers that later sessions draft from.
 
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::Path;
 
 use forerun::session::Engine;
 
 use crate::args::AnswerArgs;
 use crate::failure::{Failure, Outcome};
+use crate::output;
 
 /// Gives the engine the memory that the options name; a file that does not exist yet is an empty one.
 pub fn open(engine: &mut Engine, args: &AnswerArgs) -> Outcome {
@@ -28,14 +29,7 @@ pub fn keep(engine: &Engine, args: &AnswerArgs) -> Outcome {
     if engine.gpu_decoder().is_none() {
         return Ok(());
     }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let written = (|| {
-        let part = folder.join(format!(".{}.part", std::process::id()));
-        let mut file = fs::File::create(&part)?;
-        file.write_all(&engine.export_memory())?;
-        fs::rename(&part, path).inspect_err(|_| drop(fs::remove_file(&part)))
-    })();
-    written.map_err(|error| refused(path, &error))
+    output::write_whole(path, &engine.export_memory()).map_err(|error| refused(path, &error))
 }
 
 fn refused(path: &Path, error: &dyn std::fmt::Display) -> Failure {

@@ -1,6 +1,8 @@
 //! Writing to stdout and stderr.
 
+use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -24,4 +26,11 @@ pub fn aside(text: &str) {
     let dim = stderr.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let (on, off) = if dim { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
     let _ = writeln!(stderr, "{on}{text}{off}");
+}
+
+/// Writes a file, whole or not at all.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let part = path.with_file_name(format!(".{}.part", std::process::id()));
+    let written = File::create(&part).and_then(|mut file| file.write_all(bytes)).and_then(|()| fs::rename(&part, path));
+    written.inspect_err(|_| drop(fs::remove_file(&part)))
 }

@@ -30,7 +30,7 @@ struct Report<'a> {
     tokens_per_step: f64,
     /// Of 1, 2, 4, 8, 16 and 32 nodes.
     steps_by_width: [usize; 6],
-    /// Calibrated milliseconds of a step of each of these widths.
+    /// Milliseconds of a step of each of these widths, where they were calibrated.
     step_ms: Option<[Option<f64>; 6]>,
     /// Steps of a window and windows in flight, where they were calibrated.
     window: Option<(usize, usize)>,
@@ -73,6 +73,7 @@ pub fn run(args: &RunArgs) -> Outcome {
             steps_by_width: generated.widths,
             step_ms: engine
                 .gpu_decoder()
+                .filter(|decoder| decoder.window().is_some())
                 .map(|decoder| decoder.costs().ms.map(|ms| Some(ms).filter(|ms| ms.is_finite()))),
             window: engine.gpu_decoder().and_then(|decoder| decoder.window()),
             dispatches_per_step: engine.dispatches_per_step(),

@@ -47,6 +47,7 @@ impl Ran {
 fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forerun"));
     command.env_remove("FORERUN_MODELS").current_dir(env!("CARGO_TARGET_TMPDIR"));
+    command.env("FORERUN_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
     command
 }
 
@@ -292,6 +293,32 @@ fn run_answers_on_the_gpu() {
         assert_eq!(other["tokens"], report["tokens"], "{more:?}");
         assert_eq!(other["text"], report["text"], "{more:?}");
     }
+}
+
+#[test]
+fn what_was_timed_is_kept() {
+    let model = tiny("timed.gguf");
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("timed");
+    let _ = std::fs::remove_dir_all(&folder);
+    let answer = |more: &[&str]| {
+        let args = [&["run", &model, "--raw", "-p", "hello", "--max-tokens", "4", "--json"][..], more].concat();
+        run_with(command().env("FORERUN_CACHE", &folder), &args, b"").json()
+    };
+    let plain = answer(&[]);
+    assert_eq!((&plain["step_ms"], &plain["window"]), (&Value::Null, &Value::Null), "a program is not timed unasked");
+    let timed = answer(&["--recalibrate"]);
+    assert_eq!(timed["tokens"], plain["tokens"]);
+    assert!(timed["step_ms"][0].as_f64().is_some_and(|ms| ms > 0.0), "{timed}");
+    let kept = std::fs::read(folder.join("calibrations.jsonl")).expect("the calibration was kept");
+    let again = answer(&[]);
+    assert_eq!((&again["window"], &again["tokens"]), (&timed["window"], &plain["tokens"]));
+    // Whatever becomes of the file, the next run answers.
+    std::fs::write(folder.join("calibrations.jsonl"), &kept[..kept.len() / 2]).unwrap();
+    assert_eq!(answer(&[])["window"], Value::Null);
+    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::write(&folder, b"no folder").unwrap();
+    assert_eq!(answer(&["--recalibrate"])["tokens"], plain["tokens"]);
+    std::fs::remove_file(&folder).unwrap();
 }
 
 #[test]

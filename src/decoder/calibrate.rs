@@ -1,7 +1,7 @@
 //! What is kept of a calibration, and what follows from its measurements: no GPU and no clock in here.
 //!
-//! A calibration takes a second or so, and holds as long as adapter, model and build stay the same. It is stored as a
-//! line of JSON that names all three. Where it is stored others may write, so whatever is read is checked.
+//! A calibration takes a second or so, and holds as long as adapter, model and build stay the same. It is kept as a line
+//! of JSON that names all three. Where it is kept others may write, so whatever is read is checked.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,8 +10,9 @@ use super::step::BUCKETS;
 
 /// Grows when a stored calibration means something else than it did.
 const FORMAT: u32 = 1;
-/// Bytes that a stored calibration may have.
-const MAX_BYTES: usize = 16 << 10;
+/// Calibrations that are kept, and bytes of them that are read.
+const MAX_KEPT: usize = 64;
+const MAX_BYTES: usize = 64 << 10;
 /// Milliseconds that a step may take, to be believed.
 const MAX_MS: f64 = 1e7;
 /// Steps of a window, and windows in flight, that may be chosen.
@@ -21,9 +22,9 @@ const MOST: usize = 4;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Key {
-    /// The adapter and the API behind it.
+    /// The adapter, the API behind it, and what of it the kernels use.
     pub adapter: String,
-    /// The model: what tells its weights and its shape from those of others.
+    /// The model: what tells its shape, its formats and its context from those of others.
     pub model: String,
     /// The build of the engine, whose kernels were timed.
     pub build: String,
@@ -39,7 +40,7 @@ pub struct Calibration {
 }
 
 /// A calibration as it is written.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
     format: u32,
@@ -49,27 +50,60 @@ struct Stored {
     window: Option<(usize, usize)>,
 }
 
-impl Calibration {
-    /// The calibration as JSON, to be stored for `key`.
-    pub fn to_bytes(&self, key: &Key) -> Vec<u8> {
-        let ms = self.costs.ms.map(|ms| Some(ms).filter(|ms| is_time(*ms)));
-        let stored = Stored { format: FORMAT, key: key.clone(), ms, window: self.window };
-        serde_json::to_vec(&stored).unwrap_or_default()
+impl Stored {
+    /// Whether it can be true.
+    fn is_sane(&self) -> bool {
+        // Without the time of a plain step there is nothing to compare with.
+        let is_whole = self.ms[0].is_some() && self.ms.iter().flatten().all(|ms| is_time(*ms));
+        let counts = |n: usize| (1..=MOST).contains(&n);
+        self.format == FORMAT && is_whole && self.window.is_none_or(|(steps, flying)| counts(steps) && counts(flying))
+    }
+}
+
+/// Calibrations of earlier loads, with any adapters and models, the newest last; at most 64.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Calibrations {
+    kept: Vec<Stored>,
+}
+
+impl Calibrations {
+    /// What [`Calibrations::to_bytes`] wrote. The bytes may be anything: lines that make no sense are left out.
+    pub fn from_bytes(bytes: &[u8]) -> Calibrations {
+        let mut read = Calibrations::default();
+        if bytes.len() <= MAX_BYTES {
+            let lines = bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
+            lines.filter(Stored::is_sane).for_each(|stored| read.put(stored));
+        }
+        read
     }
 
-    /// A stored calibration, if it was made with this very key and can be true. The bytes may be anything.
-    pub fn from_bytes(bytes: &[u8], key: &Key) -> Option<Calibration> {
-        if bytes.len() > MAX_BYTES {
-            return None;
-        }
-        let stored: Stored = serde_json::from_slice(bytes).ok()?;
-        let fits = stored.format == FORMAT && stored.key == *key;
-        // Without the time of a plain step there is nothing to compare with.
-        let is_whole = stored.ms[0].is_some() && stored.ms.iter().flatten().all(|ms| is_time(*ms));
-        let counts = |n: usize| (1..=MOST).contains(&n);
-        let has_window = stored.window.is_none_or(|(steps, flying)| counts(steps) && counts(flying));
+    /// A line of JSON for each calibration.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let lines = self.kept.iter().filter_map(|stored| serde_json::to_string(stored).ok());
+        lines.flat_map(|line| (line + "\n").into_bytes()).collect()
+    }
+
+    /// What was found out with this very key.
+    pub fn get(&self, key: &Key) -> Option<Calibration> {
+        let stored = self.kept.iter().find(|stored| stored.key == *key)?;
         let costs = Costs { ms: stored.ms.map(|ms| ms.unwrap_or(f64::INFINITY)) };
-        (fits && is_whole && has_window).then_some(Calibration { costs, window: stored.window })
+        Some(Calibration { costs, window: stored.window })
+    }
+
+    /// Keeps what was found out, in the place of what was known with this key. The oldest ones give way.
+    pub fn insert(&mut self, key: Key, found: &Calibration) {
+        let ms = found.costs.ms.map(|ms| Some(ms).filter(|ms| is_time(*ms)));
+        let stored = Stored { format: FORMAT, key, ms, window: found.window };
+        if stored.is_sane() {
+            self.put(stored);
+        }
+    }
+
+    fn put(&mut self, stored: Stored) {
+        self.kept.retain(|other| other.key != stored.key);
+        self.kept.push(stored);
+        let too_many = self.kept.len().saturating_sub(MAX_KEPT);
+        self.kept.drain(..too_many);
     }
 }
 
@@ -110,26 +144,55 @@ mod tests {
         check(&[(usize::MAX, usize::MAX, 1.0)], (usize::MAX, usize::MAX));
     }
 
+    fn found() -> Calibration {
+        Calibration { costs: Costs { ms: [1.0, 1.5, 2.0, 3.0, 5.0, f64::INFINITY] }, window: Some((2, 3)) }
+    }
+
+    /// The bytes of one calibration.
+    fn bytes(found: &Calibration) -> Vec<u8> {
+        let mut known = Calibrations::default();
+        known.insert(key(), found);
+        known.to_bytes()
+    }
+
+    fn read(bytes: &[u8]) -> Option<Calibration> {
+        Calibrations::from_bytes(bytes).get(&key())
+    }
+
     #[test]
     fn another_adapter_model_or_build_has_none() {
-        let found = Calibration { costs: Costs { ms: [1.0, 1.5, 2.0, 3.0, 5.0, f64::INFINITY] }, window: Some((2, 3)) };
-        let bytes = found.to_bytes(&key());
-        assert_eq!(Calibration::from_bytes(&bytes, &key()), Some(found));
+        let known = Calibrations::from_bytes(&bytes(&found()));
+        assert_eq!(known.get(&key()), Some(found()));
         for other in [
             Key { adapter: String::new(), ..key() },
             Key { model: "n".into(), ..key() },
             Key { build: "0.1.1".into(), ..key() },
         ] {
-            assert_eq!(Calibration::from_bytes(&bytes, &other), None);
+            assert_eq!(known.get(&other), None);
         }
+    }
+
+    #[test]
+    fn the_newest_stay() {
+        let mut known = Calibrations::default();
+        let named = |i: usize| Key { model: i.to_string(), ..key() };
+        for i in 0..=MAX_KEPT {
+            known.insert(named(i), &found());
+            known.insert(named(1), &Calibration { window: None, ..found() });
+        }
+        let known = Calibrations::from_bytes(&known.to_bytes());
+        assert_eq!(known.kept.len(), MAX_KEPT);
+        assert_eq!(known.get(&named(0)), None);
+        assert_eq!(known.get(&named(1)), Some(Calibration { window: None, ..found() }));
+        assert_eq!(known.get(&named(MAX_KEPT)), Some(found()));
+        assert!(known.to_bytes().len() < MAX_BYTES / 2, "all that are kept are read again");
     }
 
     #[test]
     fn nonsense_is_none() {
         let text =
-            String::from_utf8(Calibration { costs: Costs { ms: [1.5; 6] }, window: Some((2, 3)) }.to_bytes(&key()))
-                .unwrap();
-        assert!(Calibration::from_bytes(text.as_bytes(), &key()).is_some());
+            String::from_utf8(bytes(&Calibration { costs: Costs { ms: [1.5; 6] }, window: Some((2, 3)) })).unwrap();
+        assert!(read(text.as_bytes()).is_some());
         for (from, to) in [
             ("\"format\":1", "\"format\":2"),
             ("[1.5,", "[null,"),
@@ -149,11 +212,17 @@ mod tests {
         ] {
             assert!(text.contains(from), "{from} in {text}");
             let changed = text.replacen(from, to, 1);
-            assert_eq!(Calibration::from_bytes(changed.as_bytes(), &key()), None, "{changed}");
+            assert_eq!(read(changed.as_bytes()), None, "{changed}");
+            // A bad line takes none with it.
+            assert!(read((changed + &text).as_bytes()).is_some());
         }
-        for bytes in [text.repeat(2).into_bytes(), vec![b'['; 10_000], vec![b' '; MAX_BYTES + 1], Vec::new()] {
-            assert_eq!(Calibration::from_bytes(&bytes, &key()), None);
+        for bytes in [text.trim().repeat(2).into_bytes(), vec![b'['; 10_000], vec![b' '; MAX_BYTES + 1], Vec::new()] {
+            assert_eq!(read(&bytes), None);
         }
+        assert_eq!(
+            Calibrations::from_bytes(&bytes(&Calibration { costs: Costs { ms: [f64::NAN; 6] }, window: None })),
+            Calibrations::default()
+        );
     }
 
     proptest! {
@@ -167,8 +236,9 @@ mod tests {
             let mut ms = ms;
             ms[0] = first;
             let key = Key { adapter, model, build };
-            let bytes = Calibration { costs: Costs { ms }, window }.to_bytes(&key);
-            let read = Calibration::from_bytes(&bytes, &key).unwrap();
+            let mut known = Calibrations::default();
+            known.insert(key.clone(), &Calibration { costs: Costs { ms }, window });
+            let read = Calibrations::from_bytes(&known.to_bytes()).get(&key).unwrap();
             prop_assert_eq!(read.window, window);
             for (written, read) in ms.into_iter().zip(read.costs.ms) {
                 // Decimal digits may lose the last bit.
@@ -179,16 +249,15 @@ mod tests {
 
         #[test]
         fn any_bytes_are_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            prop_assert_eq!(Calibration::from_bytes(&bytes, &key()), None);
+            prop_assert_eq!(Calibrations::from_bytes(&bytes), Calibrations::default());
         }
 
         #[test]
         fn any_change_of_a_byte_gives_nothing_false(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
-            let found = Calibration { costs: Costs { ms: [1.5; 6] }, window: Some((2, 3)) };
-            let mut bytes = found.to_bytes(&key());
+            let mut bytes = bytes(&found());
             let at = at.index(bytes.len());
             bytes[at] = byte;
-            if let Some(read) = Calibration::from_bytes(&bytes, &key()) {
+            if let Some(read) = read(&bytes) {
                 prop_assert!(read.costs.ms.iter().all(|ms| *ms > 0.0) && read.costs.ms[0].is_finite());
             }
         }

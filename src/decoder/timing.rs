@@ -1,6 +1,6 @@
 //! Calibration on this device: what steps of each width take, and which windows decode fastest.
 
-use super::calibrate::choose_window;
+use super::calibrate::{Calibration, choose_window};
 use super::control::Control;
 use super::controller::Costs;
 use super::forward::Outcome;
@@ -18,12 +18,12 @@ const REPEATS: usize = 3;
 const WINDOW_TOKENS: usize = 24;
 
 impl GpuDecoder {
-    /// Times steps of each width, then windows of 1, 2 and 4 steps with 2 to 4 in flight, and uses what it found.
-    /// The cache is empty afterwards.
+    /// Times steps of each width, then windows of 1, 2 and 4 steps with 2 to 4 in flight, uses what it found and
+    /// answers it. The cache is empty afterwards.
     ///
     /// # Errors
     /// As [`GpuDecoder::generate`].
-    pub async fn calibrate(&mut self) -> Result<()> {
+    pub async fn calibrate(&mut self) -> Result<Calibration> {
         let mut ms = [f64::INFINITY; BUCKETS.len()];
         for (i, width) in BUCKETS.into_iter().enumerate() {
             self.admit(width).await?;
@@ -31,7 +31,8 @@ impl GpuDecoder {
                 ms[i] = self.time_width(width).await?;
             }
         }
-        self.set_costs(Costs { ms });
+        let costs = Costs { ms };
+        self.set_costs(costs);
         let mut tried = Vec::new();
         for steps in [1, 2, 4] {
             for in_flight in [2, 3, 4] {
@@ -43,7 +44,17 @@ impl GpuDecoder {
         }
         self.set_window((!tried.is_empty()).then(|| choose_window(&tried)));
         self.forget();
-        Ok(())
+        Ok(Calibration { costs, window: self.window })
+    }
+
+    /// Uses what an earlier calibration found, in the place of a new one.
+    ///
+    /// # Errors
+    /// As [`GpuDecoder::prepare`].
+    pub async fn set_calibration(&mut self, known: &Calibration) -> Result<()> {
+        self.set_costs(known.costs);
+        self.set_window(known.window);
+        self.prepare(Mode::Adaptive).await
     }
 
     /// Milliseconds of a step whose nodes are all live.

@@ -105,6 +105,16 @@ export class Engine {
     return this.about;
   }
 
+  /** The session memory, from which guesses are taken: the tokens of earlier answers, as bytes for {@link importMemory}. */
+  async exportMemory(): Promise<Uint8Array> {
+    return (await this.ask({ kind: "exportMemory" }, {})) as Uint8Array;
+  }
+
+  /** Replaces the session memory by one that was exported with the same model; by an empty one if there are no bytes. */
+  async importMemory(bytes: Uint8Array): Promise<void> {
+    await this.ask({ kind: "importMemory", bytes }, {});
+  }
+
   /** Continues a text, or answers a conversation. Requests are served one after the other. */
   generate(prompt: string | Message[], options: GenerateOptions = {}): Generation {
     const { maxTokens, mode, onSteps, signal, ...sampling } = options;

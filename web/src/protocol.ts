@@ -25,6 +25,14 @@ export interface EngineOptions {
   fusion?: "auto" | "none" | "all";
   /** Leaves out optional GPU features. */
   plain?: boolean;
+  /** Times steps and windows again, where the browser keeps what an earlier visit found. */
+  recalibrate?: boolean;
+  /**
+   * Whether guesses are taken from earlier answers too: never (`off`), from those of this engine (`session`, the
+   * default), or from those of earlier visits with this model as well (`kept`), for which the answers' tokens stay in
+   * the browser's storage of this site.
+   */
+  memory?: "off" | "session" | "kept";
 }
 
 /** What was loaded and where it runs. */
@@ -39,7 +47,7 @@ export interface EngineInfo {
   fusion: "none" | "all" | "some" | null;
   /** GPU dispatches for one token. */
   dispatchesPerStep: number;
-  /** What a step of 1, 2, 4, 8, 16 and 32 nodes takes in milliseconds; null where it was not timed. */
+  /** What a step of 1, 2, 4, 8, 16 and 32 nodes takes in milliseconds; null where it was not timed; empty where nothing was. */
   stepMs: (number | null)[];
   /** Steps of a window and windows in flight, where they were calibrated. */
   window: [number, number] | null;
@@ -135,6 +143,8 @@ export type ToWorker =
   | { kind: "load"; model: string | Blob; options: EngineOptions }
   | { kind: "complete"; request: CompletionRequest }
   | { kind: "info" }
+  | { kind: "exportMemory" }
+  | { kind: "importMemory"; bytes: Uint8Array }
   | { kind: "abort" };
 
 export type FromWorker =

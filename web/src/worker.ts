@@ -2,7 +2,8 @@
 // page's side (engine.ts) asks for the next when the last is done, and only an abort comes in between.
 
 import init, { Engine } from "../pkg/forerun.js";
-import type { EngineInfo, FromWorker, ToWorker } from "./protocol.ts";
+import * as kept from "./kept.ts";
+import type { EngineInfo, EngineOptions, FromWorker, ToWorker } from "./protocol.ts";
 import { openBlob, openUrl, type ByteSource } from "./source.ts";
 
 /** What of a worker's global scope is used here; TypeScript's own types of it clash with a page's. */
@@ -14,6 +15,9 @@ let memory: WebAssembly.Memory | undefined;
 let engine: Engine | undefined;
 let source: ByteSource | undefined;
 let isAborted = false;
+let memoryOption: EngineOptions["memory"];
+/** Under which name calibrations are kept. */
+const CALIBRATIONS = "calibrations";
 
 function say(message: FromWorker): void {
   scope.postMessage(message);
@@ -24,9 +28,13 @@ function tell(phase: string, loaded = 0, total = 0): void {
   say({ kind: "progress", progress });
 }
 
+function loaded(): Engine {
+  if (!engine) throw new Error("no model is loaded: load one first");
+  return engine;
+}
+
 function info(): EngineInfo {
-  if (!engine || !memory) throw new Error("no model is loaded: load one first");
-  return { ...JSON.parse(engine.about()), heapBytes: memory.buffer.byteLength };
+  return { ...JSON.parse(loaded().about()), heapBytes: memory?.buffer.byteLength };
 }
 
 async function load({ model, options }: Extract<ToWorker, { kind: "load" }>): Promise<EngineInfo> {
@@ -38,22 +46,61 @@ async function load({ model, options }: Extract<ToWorker, { kind: "load" }>): Pr
     if (isAborted) return Promise.reject(new DOMException("the request was aborted", "AbortError"));
     return source!.read(offset, length);
   };
+  const known = await kept.read(CALIBRATIONS);
   try {
-    engine = await Engine.load(name, size, read, JSON.stringify(options), tell);
+    engine = await Engine.load(name, size, read, JSON.stringify(options), tell, known);
   } finally {
     source.close();
+  }
+  await kept.write(CALIBRATIONS, engine.calibrations());
+  memoryOption = options.memory;
+  if (memoryOption === "kept") {
+    try {
+      engine.importMemory(await kept.read(memoryName(engine)));
+    } catch {
+      // Not of this model, or damaged: what comes next takes its place.
+    }
   }
   return info();
 }
 
+/** Under which name a model's memory is kept. */
+function memoryName(engine: Engine): string {
+  return `memory ${engine.fingerprint()}`;
+}
+
+async function keepMemory(engine: Engine): Promise<void> {
+  if (memoryOption === "kept") await kept.write(memoryName(engine), engine.exportMemory());
+}
+
+async function importMemory(bytes: Uint8Array): Promise<void> {
+  loaded().importMemory(bytes);
+  await keepMemory(loaded());
+}
+
 async function complete({ request }: Extract<ToWorker, { kind: "complete" }>): Promise<unknown> {
-  if (!engine) throw new Error("no model is loaded: load one first");
-  const answer = await engine.complete(JSON.stringify(request), (piece: string, steps: string | null) => {
+  const answer = await loaded().complete(JSON.stringify(request), (piece: string, steps: string | null) => {
     if (steps) say({ kind: "text", piece, steps: JSON.parse(steps) });
     else if (piece) say({ kind: "text", piece });
     return !isAborted;
   });
+  await keepMemory(loaded());
   return JSON.parse(answer);
+}
+
+function serve(message: Exclude<ToWorker, { kind: "abort" }>): unknown {
+  switch (message.kind) {
+    case "load":
+      return load(message);
+    case "complete":
+      return complete(message);
+    case "info":
+      return info();
+    case "exportMemory":
+      return loaded().exportMemory();
+    case "importMemory":
+      return importMemory(message.bytes);
+  }
 }
 
 scope.onmessage = async ({ data }: MessageEvent<ToWorker>) => {
@@ -64,8 +111,7 @@ scope.onmessage = async ({ data }: MessageEvent<ToWorker>) => {
   }
   isAborted = false;
   try {
-    const value = data.kind === "load" ? await load(data) : data.kind === "complete" ? await complete(data) : info();
-    say({ kind: "done", value });
+    say({ kind: "done", value: await serve(data) });
   } catch (error) {
     const { name, message } = error instanceof Error || error instanceof DOMException ? error : new Error(String(error));
     say({ kind: "failed", failure: { name, message } });

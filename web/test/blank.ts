@@ -116,6 +116,28 @@ async function sample(): Promise<{ same: number[][]; other: number[]; plain: num
   return { same, other: await tokens({ seed: 8 }), plain: await nextTokens(), error };
 }
 
+/** What the browser keeps from one engine to the next: calibrations, and the memory where it is asked for. */
+async function keep(url: string): Promise<Record<string, unknown>> {
+  const phases: string[] = [];
+  const first = await load(url, { memory: "kept", recalibrate: true, onProgress: ({ phase }) => void phases.push(phase) });
+  const { window: timed } = first.info;
+  const completion = await first.generate(PROMPT, { maxTokens: 24 }).completion;
+  const memory = await first.exportMemory();
+  first.dispose();
+  const again: string[] = [];
+  const second = await load(url, { memory: "kept", onProgress: ({ phase }) => void again.push(phase) });
+  const kept = await second.exportMemory();
+  const tokens = (await second.generate(PROMPT, { maxTokens: 24, mode: "tree4" }).completion).tokens;
+  const error = await nameOfFailure(second.importMemory(new TextEncoder().encode("a memory of something else")));
+  await second.importMemory(new Uint8Array());
+  const emptied = (await second.exportMemory()).length;
+  await second.importMemory(memory);
+  const restored = await second.exportMemory();
+  const result = { phases, timed, again, window: second.info.window, completion: completion.tokens, tokens, error, emptied };
+  second.dispose();
+  return { ...result, memory: memory.length, isKept: `${kept}` === `${memory}`, isRestored: `${restored}` === `${memory}` };
+}
+
 function twoAtOnce(): Promise<number[][]> {
   return Promise.all([nextTokens(), nextTokens()]);
 }
@@ -143,5 +165,5 @@ function nameOfFailure(promise: Promise<unknown>): Promise<string> {
 
 Object.assign(window, {
   checkInWindow, checkInWorker, readAll, readFile, run, converse, leaveEarly, abortLoading, twoAtOnce, useDisposed, tooLong,
-  sample,
+  sample, keep,
 });

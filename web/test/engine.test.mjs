@@ -114,6 +114,20 @@ test("a seed gives the same tokens in every mode", async () => {
   assert.match(error, /^BadInputError: top_p is 2/);
 });
 
+test("what was timed and what was answered is kept for the next visit", async () => {
+  const seen = await page.evaluate((url) => window.keep(url), url);
+  assert.ok(seen.phases.includes("calibrate") && !seen.again.includes("calibrate"), `${seen.phases}; ${seen.again}`);
+  assert.ok(seen.timed[0] >= 1 && seen.timed[1] >= 2, `${seen.timed}`);
+  assert.deepEqual(seen.window, seen.timed);
+  // A head of 16 bytes, the answer and a separator.
+  assert.equal(seen.memory, 16 + 4 * (24 + 1));
+  assert.ok(seen.isKept && seen.isRestored);
+  assert.equal(seen.emptied, 16);
+  assert.match(seen.error, /^BadInputError: /);
+  assert.deepEqual(seen.completion, expected.slice(0, 24));
+  assert.deepEqual(seen.tokens, seen.completion);
+});
+
 test("a disposed engine says so", async () => {
   assert.match(await page.evaluate(() => window.useDisposed()), /^AbortError: the engine was disposed of/);
 });

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
+use forerun::decoder::calibrate::Calibrations;
 use forerun::decoder::{Fusion, FusionChoice, Mode, SamplingOptions};
 use forerun::gpu::LimitsRequest;
 use forerun::session::{self, BackendChoice, Completing, EngineOptions, Piece, Progress, Prompt};
@@ -51,6 +52,20 @@ struct LoadOptions {
     fusion: FusionOption,
     #[serde(default)]
     plain: bool,
+    #[serde(default)]
+    recalibrate: bool,
+    #[serde(default)]
+    memory: MemoryOption,
+}
+
+/// What becomes of the answers; whether they outlive the page is the worker's affair.
+#[derive(Deserialize, Default, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum MemoryOption {
+    Off,
+    #[default]
+    Session,
+    Kept,
 }
 
 /// One of `text` and `messages`.
@@ -189,16 +204,21 @@ pub struct Engine {
 #[wasm_bindgen]
 impl Engine {
     /// Loads the model of `size` bytes behind `read(offset, length) -> Promise<Uint8Array>`; `on_progress(phase, loaded,
-    /// total)` hears of each phase (`header`, `weights`, `compile`, `ready`). Throws an `Error` named after its kind.
+    /// total)` hears of each phase (`header`, `weights`, `compile`, `calibrate`, `ready`); `calibrations` is what
+    /// [`Engine::calibrations`] gave earlier, or nothing. Throws an `Error` named after its kind.
     pub async fn load(
         name: String,
         size: f64,
         read: Function,
         options: String,
         on_progress: Function,
+        calibrations: &[u8],
     ) -> Result<Engine, JsValue> {
         let options: LoadOptions = parse("options", &options)?;
+        let remembers = options.memory != MemoryOption::Off;
         let options = EngineOptions {
+            calibrations: Calibrations::from_bytes(calibrations),
+            recalibrate: options.recalibrate,
             context: options.context_length,
             backend: match options.backend {
                 Backend::Gpu => BackendChoice::Gpu,
@@ -228,8 +248,33 @@ impl Engine {
             // A listener that throws is the page's own affair.
             let _ = on_progress.call3(&JsValue::NULL, &phase.into(), &(loaded as f64).into(), &(total as f64).into());
         };
-        let inner = session::Engine::load(&source, &options, &mut tell).await.map_err(to_js)?;
+        let mut inner = session::Engine::load(&source, &options, &mut tell).await.map_err(to_js)?;
+        if let Some(decoder) = inner.gpu_decoder_mut() {
+            decoder.set_remembers(remembers);
+        }
         Ok(Engine { inner })
+    }
+
+    /// What is known of steps and windows on any device, as bytes to be kept for later loads.
+    pub fn calibrations(&self) -> Vec<u8> {
+        self.inner.calibrations().to_bytes()
+    }
+
+    /// The session memory as bytes; none on the CPU, which does not draft.
+    #[wasm_bindgen(js_name = exportMemory)]
+    pub fn export_memory(&self) -> Vec<u8> {
+        self.inner.export_memory()
+    }
+
+    /// Replaces the session memory by an exported one; by an empty one where there are no bytes.
+    #[wasm_bindgen(js_name = importMemory)]
+    pub fn import_memory(&mut self, bytes: &[u8]) -> Result<(), JsValue> {
+        self.inner.import_memory(bytes).map_err(to_js)
+    }
+
+    /// Tells models apart whose tokens mean other things.
+    pub fn fingerprint(&self) -> String {
+        format!("{:016x}", self.inner.fingerprint())
     }
 
     /// What was loaded and where it runs, as JSON.
@@ -250,6 +295,7 @@ impl Engine {
             }),
             dispatches_per_step: self.inner.dispatches_per_step(),
             step_ms: decoder
+                .filter(|decoder| decoder.window().is_some())
                 .map(|decoder| decoder.costs().ms.map(|ms| Some(ms).filter(|ms| ms.is_finite())).to_vec())
                 .unwrap_or_default(),
             window: decoder.and_then(|decoder| decoder.window()),
