@@ -11,7 +11,7 @@ use forerun::decoder::{FusionChoice, Mode, SamplingOptions};
 use forerun::gpu::LimitsRequest;
 use forerun::session::{BackendChoice, EngineOptions};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, say};
 
 const MODEL_HELP: &str = "A .gguf file, or the name of one in ./models or in $FORERUN_MODELS";
 
@@ -141,7 +141,7 @@ Example:
 pub struct PerplexityArgs {
     #[arg(help = MODEL_HELP)]
     pub model: String,
-    /// The text, in UTF-8
+    /// The text, in UTF-8: a file or a pipe
     pub file: PathBuf,
     /// Read at most this many tokens of the text
     #[arg(long, value_name = "N", value_parser = at_least_1)]
@@ -370,6 +370,9 @@ pub fn explain(error: &clap::Error) -> ExitCode {
     ) {
         // A closed pipe is no reason to complain about help.
         let _ = error.print();
+        if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+            say("no command was given: choose one of those above");
+        }
         return ExitCode::from(error.exit_code() as u8);
     }
     let text = error.render().to_string();

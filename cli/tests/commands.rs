@@ -104,7 +104,9 @@ fn help_and_version() {
         assert_eq!(ran.stderr, "");
     }
     assert!(run(&["--version"]).succeeded().starts_with("forerun "));
-    assert_eq!(run(&[]).code, Some(2));
+    let ran = run(&[]);
+    assert_eq!((ran.code, &ran.stdout[..]), (Some(2), ""));
+    assert!(ran.stderr.contains("Usage") && ran.stderr.ends_with("no command was given: choose one of those above\n"));
 }
 
 #[test]
@@ -156,7 +158,9 @@ fn bad_input_is_told_in_one_sentence() {
     for (args, words) in cases {
         run(args).failed(2, words);
     }
-    run_with(&mut command(), &["run", model, "-p", "-", "--backend", "cpu"], b"\xff").failed(2, "UTF-8");
+    let from_stdin = ["run", model, "-p", "-", "--backend", "cpu"];
+    run_with(&mut command(), &from_stdin, b"\xff").failed(2, "not UTF-8");
+    run_with(&mut command(), &from_stdin, &vec![b'x'; (16 << 20) + 1]).failed(2, "longer than 16.0 MiB");
 }
 
 #[test]
@@ -324,12 +328,29 @@ fn what_is_far_too_long_is_refused_at_once() {
 }
 
 #[cfg(unix)]
-#[test]
-fn a_pipe_is_no_model() {
-    let path = format!("{}/pipe", env!("CARGO_TARGET_TMPDIR"));
+fn pipe(name: &str) -> String {
+    let path = format!("{}/{name}", env!("CARGO_TARGET_TMPDIR"));
     let _ = std::fs::remove_file(&path);
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    path
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_a_text_but_no_model() {
+    let path = pipe("model-pipe");
     run(&["inspect", &path]).failed(2, "no file that can be read");
+    let (model, text) = (tiny("pipe-text.gguf"), pipe("text-pipe"));
+    let score = |bytes: Vec<u8>| {
+        let to = text.clone();
+        // Whoever refuses a text stops reading it.
+        let writer = std::thread::spawn(move || drop(std::fs::write(to, bytes)));
+        let ran = run(&["perplexity", &model, &text, "--backend", "cpu"]);
+        writer.join().expect("the writer ends");
+        ran
+    };
+    assert!(score(b"The quick brown fox".to_vec()).succeeded().contains("18 tokens"));
+    score(vec![b'x'; (64 << 20) + (1 << 20)]).failed(2, "longer than 64.0 MiB");
 }
 
 #[test]
