@@ -55,6 +55,9 @@ pub fn run(args: &RunArgs) -> Outcome {
     };
     args.answer.sampling.options().check()?;
     let mut engine = load::load(&args.model, &args.engine)?;
+    if !args.json {
+        load::warn_of_software(&engine);
+    }
     memory::open(&mut engine, &args.answer)?;
     let (completion, interrupted) = answer(&mut engine, prompt, &args.answer, !args.json)?;
     memory::keep(&engine, &args.answer)?;

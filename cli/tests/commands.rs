@@ -128,9 +128,11 @@ fn bad_input_is_told_in_one_sentence() {
         (&["run", model, "-p", "x", "--temperature", "-1"], "from 0.01 to 100"),
         (&["run", model, "-p", "x", "--top-p", "nan"], "top_p is NaN"),
         (&["run", model, "-p", "x", "--logit-bias", "7"], "42=-1.5"),
-        (&["run", model, "-p", "x", "--raw", "--logit-bias", "7000=1"], "outside the vocabulary"),
+        (&["run", model, "-p", "x", "--raw", "--backend", "cpu", "--logit-bias", "7000=1"], "outside the vocabulary"),
         (&["run", "no-such-model", "-p", "x"], "no model no-such-model"),
         (&["run", "./no-such.gguf", "-p", "x"], "no file ./no-such.gguf"),
+        (&["run", "smollm2-135m", "-p", "x"], "./x model smollm2-135m"),
+        (&["inspect", "qwen2.5-0.5b.gguf"], "./x model qwen2.5-0.5b`"),
         (&["run", "https://example.org/model.gguf", "-p", "x"], "download"),
         (&["run", folder, "-p", "x"], "folder"),
         (&["run", &text, "-p", "x", "--backend", "cpu"], "not a GGUF file"),
@@ -212,6 +214,15 @@ fn inspect_shows_what_a_file_holds() {
     let matrices = shown["matrices"].as_array().expect("a list").iter();
     let held: u64 = matrices.map(|matrix| matrix["bytes"].as_u64().expect("a size")).sum();
     assert_eq!(size("weights"), held + size("vectors"));
+
+    // A head of its own has parameters of its own, which the number in a model's name often leaves out.
+    let own_head = file("inspect-head.gguf", &TinyModel { tied_head: false, ..TinyModel::default() }.build());
+    let with_head = run(&["inspect", &own_head, "--json"]).json();
+    let number = |report: &Value, key: &str| report[key].as_u64().expect("a number");
+    assert_eq!((number(&shown, "head_parameters"), number(&with_head, "head_parameters")), (0, 288 * 64));
+    assert_eq!(number(&with_head, "parameters"), number(&shown, "parameters") + 288 * 64);
+    let sentence = format!("without it the model has {:.1} K parameters", number(&shown, "parameters") as f64 / 1e3);
+    assert!(run(&["inspect", &own_head]).succeeded().contains(&sentence));
 }
 
 #[test]
@@ -286,6 +297,10 @@ fn run_answers_on_the_gpu() {
     assert!(report["adapter"].is_string());
     let n = report["tokens"].as_array().expect("a list").len();
     assert!((1..=n as u64).contains(&report["steps"].as_u64().expect("a number")));
+    // Only a program that plays a GPU is spoken of, beside the answer and not beside JSON.
+    let ran = run(&["run", &path, "-p", "Hello there", "--raw", "--max-tokens", "2"]);
+    let is_software = report["adapter"].as_str().expect("a name").starts_with("llvmpipe");
+    assert_eq!(ran.stderr.contains("note: llvmpipe") && ran.stderr.contains("--backend cpu"), is_software, "{ran:?}");
     for more in [
         &["--mode", "greedy"][..],
         &["--mode", "tree4"],
