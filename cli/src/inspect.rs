@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use forerun::model::{Architecture, MatrixInfo, MemoryPlan, Model, ModelOptions, Source, TensorInfo};
+use forerun::model::{MatrixInfo, MemoryPlan, Model, ModelOptions, Source, TensorInfo};
 use forerun::session::{context_length, memory_plan};
 use forerun::text::{ChatTemplate, Tokenizer};
 use serde::Serialize;
@@ -118,10 +118,7 @@ pub fn inspect(args: &InspectArgs) -> Outcome {
         file: source.name(),
         file_bytes: source.len(),
         name: model.metadata.string("general.name"),
-        architecture: match config.architecture {
-            Architecture::Llama => "llama",
-            Architecture::Qwen2 => "qwen2",
-        },
+        architecture: config.architecture.name(),
         parameters: model.tensors().iter().map(TensorInfo::elements).fold(0, u64::saturating_add),
         head_parameters: if config.tied_head { 0 } else { (config.vocab_size * config.dim) as u64 },
         n_layers: config.n_layers,

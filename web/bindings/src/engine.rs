@@ -145,7 +145,7 @@ fn report(piece: &Piece<'_>, wanted: bool) -> JsValue {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct About {
-    architecture: String,
+    architecture: &'static str,
     context_length: usize,
     backend: &'static str,
     adapter: Option<String>,
@@ -238,7 +238,7 @@ impl Engine {
         let created = decoder.map(|decoder| decoder.gpu().created()).unwrap_or_default();
         let adapter = self.inner.adapter();
         to_json(&About {
-            architecture: format!("{:?}", self.inner.config().architecture).to_lowercase(),
+            architecture: self.inner.config().architecture.name(),
             context_length: self.inner.context(),
             backend: self.inner.backend_name(),
             adapter: adapter.map(|adapter| adapter.name.clone()),
