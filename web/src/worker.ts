@@ -2,7 +2,7 @@
 // page's side (engine.ts) asks for the next when the last is done, and only an abort comes in between.
 
 import init, { Engine } from "../pkg/forerun.js";
-import type { EngineInfo, FromWorker, ToWorker } from "./protocol.ts";
+import { ForerunError, type EngineInfo, type FromWorker, type ToWorker } from "./protocol.ts";
 import { openBlob, openUrl, type ByteSource } from "./source.ts";
 
 /** What of a worker's global scope is used here; TypeScript's own types of it clash with a page's. */
@@ -24,8 +24,12 @@ function tell(phase: string, loaded = 0, total = 0): void {
   say({ kind: "progress", progress });
 }
 
+function unloaded(): ForerunError {
+  return new ForerunError("BadInputError", "no model is loaded: load one first");
+}
+
 function info(): EngineInfo {
-  if (!engine || !memory) throw new Error("no model is loaded: load one first");
+  if (!engine || !memory) throw unloaded();
   return { ...JSON.parse(engine.about()), heapBytes: memory.buffer.byteLength };
 }
 
@@ -47,7 +51,7 @@ async function load({ model, options }: Extract<ToWorker, { kind: "load" }>): Pr
 }
 
 async function complete({ request }: Extract<ToWorker, { kind: "complete" }>): Promise<unknown> {
-  if (!engine) throw new Error("no model is loaded: load one first");
+  if (!engine) throw unloaded();
   const answer = await engine.complete(JSON.stringify(request), (piece: string, steps: string | null) => {
     if (steps) say({ kind: "text", piece, steps: JSON.parse(steps) });
     else if (piece) say({ kind: "text", piece });
