@@ -40,7 +40,7 @@
 
 use super::MAX_NODES;
 
-/// Tokens of the memory region on the GPU.
+/// Tokens that the memory holds on the GPU, in front of the context; more add next to nothing (`docs/speculation.md`).
 pub const MEMORY: usize = 32_768;
 /// Ends an output in the memory; no token has this number.
 pub const SEPARATOR: u32 = u32::MAX;
@@ -63,6 +63,11 @@ pub const PRIOR_TRIES: u32 = 64;
 /// Hits among these, for the orders 1 to 8.
 pub const PRIOR_HITS: [u32; MAX_ORDER] = [8, 16, 24, 32, 40, 44, 48, 56];
 
+/// Positions of a chunk in a buffer of `len`: a 128th of it, rounded up to a power of two and at least 1,024.
+pub fn chunk_len(len: usize) -> usize {
+    len.div_ceil(MAX_CHUNKS).next_power_of_two().max(1024)
+}
+
 /// What the drafter reads.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftText<'a> {
@@ -77,9 +82,9 @@ pub struct DraftText<'a> {
 }
 
 impl DraftText<'_> {
-    /// Positions of a chunk: a 128th of the buffer, rounded up to a power of two and at least 1,024.
+    /// Positions of a chunk of this text's buffer.
     pub fn chunk_len(&self) -> usize {
-        (self.memory_capacity + self.max_seq_len).div_ceil(MAX_CHUNKS).next_power_of_two().max(1024)
+        chunk_len(self.memory_capacity + self.max_seq_len)
     }
 
     /// The region that holds `position`, and the place in it.

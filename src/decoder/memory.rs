@@ -2,8 +2,8 @@
 
 use crate::{Error, Result};
 
-/// Stands behind each answer: no token, so no match and no draft crosses it.
-pub const SEPARATOR: u32 = u32::MAX;
+/// Stands behind each answer, so that no match and no draft crosses it.
+pub use crate::cpu::draft::SEPARATOR;
 /// What the bytes of an exported memory begin with.
 const MAGIC: [u8; 8] = *b"frmemo01";
 

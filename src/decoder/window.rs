@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
-use super::control::{Control, ORDERS, RECENT};
+use super::control::{Control, RECENT};
 use super::controller::{Controller, Costs, StepStats};
 use super::forward::{Fusion, Outcome};
 use super::memory::Memory;
@@ -12,6 +12,7 @@ use super::request::{Generated, Mode, News, OnTokens, Request, check_request, ch
 use super::sampler::SamplingOptions;
 use super::step::{BUCKETS, MEMORY, Scratch, StepKey, Steps, widest_bucket};
 use super::weights::Weights;
+use crate::cpu::draft::MAX_ORDER;
 use crate::gpu::{Gpu, Staging, now_ms};
 use crate::model::Config;
 use crate::{Error, Result};
@@ -76,7 +77,7 @@ pub struct GpuDecoder {
     /// Whether answers are kept in the memory and drafted from.
     remembers: bool,
     /// How often drafts were right, as the GPU counted last: hits and tries.
-    reliability: ([u32; ORDERS], [u32; ORDERS]),
+    reliability: ([u32; MAX_ORDER], [u32; MAX_ORDER]),
     /// Tokens whose keys and values are in the cache, from the first position on.
     cached: Vec<u32>,
     /// Milliseconds of a decode step and of a prefill step, as seen last; 0 before the first.
