@@ -243,7 +243,7 @@ impl Engine {
 
     /// The session memory as bytes; empty on the CPU, which does not draft.
     pub fn export_memory(&self) -> Vec<u8> {
-        self.gpu_decoder().map(|decoder| decoder.memory().to_bytes(self.name())).unwrap_or_default()
+        self.gpu_decoder().map(|decoder| decoder.memory().to_bytes(self.fingerprint())).unwrap_or_default()
     }
 
     /// Replaces the session memory by one that was exported with the same model.
@@ -251,8 +251,7 @@ impl Engine {
     /// # Errors
     /// [`Error::BadInput`] for bytes that are no memory of this model.
     pub fn import_memory(&mut self, bytes: &[u8]) -> Result<()> {
-        let (name, vocab_size) = (self.name(), self.config().vocab_size);
-        let memory = Memory::from_bytes(bytes, name, vocab_size, MEMORY)?;
+        let memory = Memory::from_bytes(bytes, self.fingerprint(), self.config().vocab_size, MEMORY)?;
         if let Some(decoder) = self.gpu_decoder_mut() {
             decoder.set_memory(memory);
         }
@@ -260,7 +259,7 @@ impl Engine {
     }
 
     /// Tells models apart whose tokens mean other things: a hash of the vocabulary and of the shape.
-    fn name(&self) -> u64 {
+    fn fingerprint(&self) -> u64 {
         let c = self.config();
         let shape = [c.dim, c.hidden_dim, c.n_layers, c.n_heads, c.n_kv_heads, c.vocab_size];
         let pieces = (0..c.vocab_size as u32).flat_map(|token| self.tokenizer.token_bytes(token));

@@ -6,6 +6,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use forerun::decoder::Generated;
 use forerun::decoder::step::BUCKETS;
 use forerun::session::{Completing, Engine, Piece, Prompt};
 use forerun::text::Message;
@@ -97,7 +98,7 @@ fn answer_all(
     }
     let sampling = args.sampling.options();
     let how = Completing { max_tokens: Some(args.max_tokens.get()), mode: args.mode, sampling };
-    let mut total = Generated::default();
+    let mut total = Totals::default();
     let bar = load::prompts_bar(prompts.len() as u64);
     for (prompt, (messages, tokens)) in prompts.iter().zip(conversations) {
         bar.set_message(prompt.id.clone());
@@ -144,7 +145,7 @@ fn answer_all(
 
 /// What all answers took together.
 #[derive(Default)]
-struct Generated {
+struct Totals {
     tokens: usize,
     /// Tokens behind the first of each answer.
     later_tokens: usize,
@@ -155,8 +156,8 @@ struct Generated {
     widths: [usize; 6],
 }
 
-impl Generated {
-    fn add(&mut self, answer: &forerun::decoder::Generated) {
+impl Totals {
+    fn add(&mut self, answer: &Generated) {
         self.tokens += answer.tokens.len();
         self.later_tokens += answer.tokens.len().saturating_sub(1);
         self.decode_ms += answer.decode_ms;

@@ -1,7 +1,7 @@
 //! The drafter: guesses the next tokens from earlier places where the context's last tokens stood.
 //!
-//! Twin of the kernels `match` ([`scan`]) and `draft` ([`draft_tree`]); acceptance keeps the [`OrderCounters`]. After
-//! prediction by partial matching: longer matches speak first and the rest of the weight escapes to shorter ones, by
+//! Twin of the kernels `match` ([`scan`]) and `draft` ([`draft_tree`]); acceptance keeps the [`OrderCounters`]. The
+//! order of a candidate is the length of its match. After prediction by partial matching: longer matches speak first and the rest of the weight escapes to shorter ones, by
 //! how often each order was right so far. All of it is `u32` arithmetic that never overflows, and its result does not
 //! depend on the order in which anything is visited, so a kernel gives the same tree.
 //!
@@ -54,9 +54,9 @@ pub const MAX_CANDIDATES: usize = 64;
 pub const MAX_CHUNKS: usize = 128;
 /// Candidates that a chunk keeps, at most.
 pub const PER_CHUNK: usize = 8;
-/// What acceptance adds to an order's tries.
+/// What a step adds to an order's tries: as much as it can add to the hits, and fine enough for a part of it.
 pub const TRY: u32 = 16;
-/// Tries above which an order's past counts half.
+/// Tries above which an order's counters are halved, so that the past counts for less.
 pub const MAX_TRIES: u32 = 4096;
 /// Tries of each order before the first.
 pub const PRIOR_TRIES: u32 = 64;

@@ -50,9 +50,9 @@ pub struct Control {
     pub ancestors: [u32; MAX_NODES],
     /// The cache row of each node.
     pub slots: [u32; MAX_NODES],
-    /// Of each match length from 1 on: drafts that were right, in sixteenths.
+    /// Of each match length from 1 on: steps whose candidates were right, in sixteenths.
     pub hits: [u32; MAX_ORDER],
-    /// Of each match length: drafts, in sixteenths.
+    /// Of each match length: steps that had candidates, in sixteenths.
     pub tries: [u32; MAX_ORDER],
     /// What the draft's candidates have for the next token.
     pub candidate_tokens: [u32; MAX_CANDIDATES],

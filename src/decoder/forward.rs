@@ -8,6 +8,7 @@ use std::fmt::Display;
 use super::step::{MEMORY, PER_CHUNK, Pass, Scratch, draft_chunks};
 use super::weights::{Layer, Matrix, Part, Weights};
 use crate::Result;
+use crate::cpu::draft::{MAX_CANDIDATES, MAX_DEPTH};
 use crate::cpu::lanes;
 use crate::gpu::{Buffer, Range};
 use crate::kernels::{Features, compose};
@@ -27,7 +28,7 @@ pub struct Fusion {
 impl Fusion {
     /// A kernel an operation.
     pub const NONE: Fusion = Fusion { norm: false, qkv: false, mlp: false };
-    /// Six dispatches a layer.
+    /// The fewest dispatches (`kernels/README.md` counts them).
     pub const ALL: Fusion = Fusion { norm: true, qkv: true, mlp: true };
 }
 
@@ -145,7 +146,8 @@ impl<'a> Ops<'a, '_> {
 
     pub fn draft(&mut self) -> Result<()> {
         let (_, n_chunks) = draft_chunks(self.s.max_seq_len);
-        let keys = (n_chunks * PER_CHUNK).next_power_of_two().max(512);
+        // Candidates are sorted, then the nodes of their trie.
+        let keys = (n_chunks * PER_CHUNK).next_power_of_two().max(MAX_CANDIDATES * MAX_DEPTH);
         let values: [(&str, &dyn Display); 5] = [
             ("TOKENS", &self.pass.tokens),
             ("MAX_SEQ_LEN", &self.s.max_seq_len),

@@ -33,9 +33,9 @@ pub enum FusionChoice {
     /// Times both once and takes the faster.
     #[default]
     Auto,
-    /// A kernel an operation.
+    /// [`Fusion::NONE`].
     None,
-    /// Six dispatches a layer.
+    /// [`Fusion::ALL`].
     All,
 }
 
@@ -76,7 +76,7 @@ pub struct GpuDecoder {
     memory: Memory,
     /// Whether answers are kept in the memory and drafted from.
     remembers: bool,
-    /// How often drafts were right, as the GPU counted last: hits and tries.
+    /// Hits and tries of each match length, as the GPU counted last.
     reliability: ([u32; MAX_ORDER], [u32; MAX_ORDER]),
     /// Tokens whose keys and values are in the cache, from the first position on.
     cached: Vec<u32>,
