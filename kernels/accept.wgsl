@@ -59,7 +59,7 @@ fn main(@builtin(local_invocation_index) lid: u32) {
   }
 }
 
-// Counts in sixteenths of a step, so that the part of the candidates that were right is a whole number.
+// In sixteenths of a step, so that a step in which some candidates were right counts as a part of one.
 fn count_candidates(order: u32, n_tried: u32, n_right: u32) {
   if (n_tried == 0u) {
     return;

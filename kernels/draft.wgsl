@@ -11,7 +11,7 @@ const WG: u32 = 256u;          // threads per workgroup
 @group(0) @binding(0) var<storage, read_write> control: Control;
 @group(0) @binding(1) var<storage, read> text: array<u32>;          // [MEMORY + MAX_SEQ_LEN]
 @group(0) @binding(2) var<storage, read> slot_map: array<u32>;      // [MAX_SEQ_LEN] the cache row of each position
-@group(0) @binding(3) var<storage, read> candidates: array<u32>;    // [N_CHUNKS, PER_CHUNK] match_length << 24 | position
+@group(0) @binding(3) var<storage, read> candidates: array<u32>;    // [N_CHUNKS, PER_CHUNK] length << 24 | position
 
 const N: u32 = 64u;            // candidates that are blended
 const DEPTH: u32 = 8u;         // drafted tokens on a path

@@ -8,7 +8,7 @@ const WG: u32 = 256u;          // threads per workgroup
 
 @group(0) @binding(0) var<storage, read> control: Control;
 @group(0) @binding(1) var<storage, read> text: array<u32>;                // [MEMORY + MAX_SEQ_LEN]
-@group(0) @binding(2) var<storage, read_write> candidates: array<u32>;    // [chunks, PER_CHUNK] match_length << 24 | position
+@group(0) @binding(2) var<storage, read_write> candidates: array<u32>;    // [chunks, PER_CHUNK] length << 24 | position
 
 const KEYS: u32 = CHUNK;       // a power of two
 const MAX_ORDER: u32 = 8u;     // the longest match that is told from a shorter one
@@ -53,7 +53,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
   }
 }
 
-// How many of the context's last tokens, at most MAX_ORDER, stand in front of `position`; 0 where nothing follows there.
+// How many of the context's last tokens, at most MAX_ORDER, stand in front of `position`; 0 where nothing follows.
 fn match_length(position: u32, end: u32) -> u32 {
   let in_memory = position < MEMORY;
   let first = select(MEMORY, 0u, in_memory);

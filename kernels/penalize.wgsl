@@ -11,7 +11,7 @@ const WG: u32 = 256u;            // threads per workgroup
 @group(0) @binding(4) var<storage, read_write> counts: array<atomic<u32>>;      // [n_nodes, VOCAB_SIZE], zero between steps
 
 const WINDOW: u32 = 1024u;       // the last tokens that the repetition penalty looks at
-const SEEN: u32 = 1u << 20u;     // a count has the tokens in the window in units of this, and below it those of the answer
+const SEEN: u32 = 1u << 20u;     // in a count: units of this for the window, below it those of the answer
 
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: vec3<u32>) {

@@ -82,7 +82,9 @@ pub struct RunArgs {
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Print one JSON object instead: text, tokens (their ids), prompt_tokens, finish_reason (stop, length or abort),
-    /// backend, adapter, mode, steps, dispatches_per_step, ttft_ms, decode_ms_per_token
+    /// backend, adapter, mode, steps, n_drafted, n_accepted, tokens_per_step, steps_by_width and step_ms (of 1, 2, 4,
+    /// 8, 16 and 32 nodes), window (its steps, and windows in flight), dispatches_per_step, ttft_ms,
+    /// decode_ms_per_token
     #[arg(long)]
     pub json: bool,
 }
@@ -157,8 +159,8 @@ pub struct PerplexityArgs {
 /// Answer a file of prompts and record the tokens, for `forerun replay`
 ///
 /// A line of a prompts file is {"task", "id", "messages"}, with messages as chat templates take them; a line of the
-/// output is {"task", "id", "prompt", "output"}, with token ids. Prompts whose ids the output has already are left out,
-/// so that a run that was broken off goes on where it ended.
+/// output is {"task", "id", "prompt", "output", "decode_ms"}, with token ids. Prompts whose ids the output has already
+/// are left out, so that a run that was broken off goes on where it ended.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

@@ -1,9 +1,10 @@
 //! The drafter: guesses the next tokens from earlier places where the context's last tokens stood.
 //!
 //! Twin of the kernels `match` ([`scan`]) and `draft` ([`draft_tree`]); acceptance keeps the [`OrderCounters`]. The
-//! order of a candidate is the length of its match. After prediction by partial matching: longer matches speak first and the rest of the weight escapes to shorter ones, by
-//! how often each order was right so far. All of it is `u32` arithmetic that never overflows, and its result does not
-//! depend on the order in which anything is visited, so a kernel gives the same tree.
+//! order of a candidate is the length of its match. After prediction by partial matching: longer matches speak first
+//! and the rest of the weight escapes to shorter ones, by how often each order was right so far. All of it is `u32`
+//! arithmetic that never overflows, and its result does not depend on the sequence in which anything is visited, so a
+//! kernel gives the same tree.
 //!
 //! # The text
 //! One buffer, the memory in front of the context: memory token `i` is at position `i`, context token `i` at

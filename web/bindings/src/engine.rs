@@ -189,7 +189,8 @@ pub struct Engine {
 #[wasm_bindgen]
 impl Engine {
     /// Loads the model of `size` bytes behind `read(offset, length) -> Promise<Uint8Array>`; `on_progress(phase, loaded,
-    /// total)` hears of each phase (`header`, `weights`, `compile`, `ready`). Throws an `Error` named after its kind.
+    /// total)` hears of each phase (`header`, `weights`, `compile`, `calibrate`, `ready`). Throws an `Error` named after
+    /// its kind.
     pub async fn load(
         name: String,
         size: f64,
@@ -260,9 +261,10 @@ impl Engine {
         })
     }
 
-    /// Answers a request given as JSON (`text` or `messages`, `maxTokens`, `mode`, how to sample) and gives back the whole answer with
-    /// its statistics as JSON. `on_text(piece, steps)` gets the text as it comes, and now and then an empty piece; it
-    /// answers whether to go on. Where the request has `steps`, it also gets what the steps did, as JSON.
+    /// Answers a request given as JSON (`text` or `messages`, `maxTokens`, `mode`, how to sample) and gives back the
+    /// whole answer with its statistics as JSON. `on_text(piece, steps)` gets the text as it comes, and now and then an
+    /// empty piece; it answers whether to go on. Where the request has `steps`, it also gets what the steps did, as
+    /// JSON.
     pub async fn complete(&mut self, request: String, on_text: Function) -> Result<String, JsValue> {
         let request: Request = parse("request", &request)?;
         let prompt = match (&request.text, &request.messages) {
