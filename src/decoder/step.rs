@@ -25,7 +25,7 @@ pub fn draft_chunks(max_seq_len: usize) -> (usize, usize) {
     (chunk, positions.div_ceil(chunk))
 }
 
-/// Node counts for which steps are made.
+/// The widths of steps: the node counts for which they are recorded.
 pub const BUCKETS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
 /// What a step is recorded for.

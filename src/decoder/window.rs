@@ -74,7 +74,7 @@ pub struct GpuDecoder {
     /// What the probe's context gives in the plainest kernels.
     pub(super) reference: Trace,
     memory: Memory,
-    /// Whether answers are kept in the memory and drafted from.
+    /// Whether answers are kept in the memory and drafts are taken from it.
     remembers: bool,
     /// Hits and tries of each match length, as the GPU counted last.
     reliability: ([u32; MAX_ORDER], [u32; MAX_ORDER]),
@@ -185,7 +185,8 @@ impl GpuDecoder {
         self.memory = memory;
     }
 
-    /// Whether answers are kept in the memory and drafted from; they are unless told otherwise. Answers what was so far.
+    /// Says whether answers are kept in the memory and drafts are taken from it, as they are at first; answers what held
+    /// before.
     pub fn set_remembers(&mut self, remembers: bool) -> bool {
         std::mem::replace(&mut self.remembers, remembers)
     }
@@ -231,8 +232,8 @@ impl GpuDecoder {
         }
     }
 
-    /// Records the steps of requests that sample, for every width that may be used. The layers and the head are those of
-    /// the other steps.
+    /// Records the steps of requests that sample, for every width that may be used. They need no check of their own:
+    /// their layers and their head are those of the other steps.
     async fn record_sampled(&mut self) -> Result<()> {
         let keys = self.widths.iter().map(|&width| StepKey { sampled: true, ..self.width_key(width) });
         let keys: Vec<StepKey> = keys.collect();
