@@ -68,7 +68,7 @@ pub struct Scratch {
     pub text: Buffer,
     /// The cache row of each position, `[max_seq_len]`: a permutation.
     pub slot_map: Buffer,
-    /// Candidates of a draft, `[chunks, 8]`.
+    /// Candidates of a draft, `[chunks, PER_CHUNK]`.
     pub candidates: Buffer,
     /// cos and sin for the rotary embedding, `[max_seq_len, head_dim / 2]`.
     pub rope: Buffer,
@@ -90,7 +90,7 @@ pub struct Scratch {
     pub gate_up: Buffer,
     /// Quantised activation, `[max_tokens, hidden_dim]`.
     pub act: Buffer,
-    /// `[max_tokens, vocab_size]`
+    /// Logits of each node, `[max_tokens, vocab_size]`.
     pub logits: Buffer,
     /// The best logit of each part of the vocabulary, `[max_tokens, parts]`.
     pub best: Buffer,
