@@ -10,12 +10,12 @@ const VOCAB_SIZE: u32 = 512u;
 @group(0) @binding(2) var<storage, read_write> slot_map: array<u32>;    // [max_seq_len] the cache row of each position
 @group(0) @binding(3) var<storage, read> best: array<Best>;             // [n_nodes, N_PARTS]
 
-const TRIES_MOST: u32 = 4096u;    // old drafts count for less: beyond, the counters are halved
+const MAX_TRIES: u32 = 4096u;    // above this many the counters are halved, so that the past counts for less
 
 var<workgroup> predicted: array<u32, 32>;          // what follows each node
 var<workgroup> rejected: atomic<u32>;              // bit i: node i is not what follows its parent
-var<workgroup> drafted: array<atomic<u32>, 8>;     // candidates of each match length
-var<workgroup> right: array<atomic<u32>, 8>;       // those whose token was right
+var<workgroup> tried: array<atomic<u32>, 8>;       // candidates of each match length
+var<workgroup> right: array<atomic<u32>, 8>;       // those whose first token was right
 
 @compute @workgroup_size(64)
 fn main(@builtin(local_invocation_index) lid: u32) {
@@ -30,7 +30,7 @@ fn main(@builtin(local_invocation_index) lid: u32) {
     predicted[lid] = select(most.token, 0u, most.token >= VOCAB_SIZE);
   }
   if (lid < 8u) {
-    atomicStore(&drafted[lid], 0u);
+    atomicStore(&tried[lid], 0u);
     atomicStore(&right[lid], 0u);
   }
   if (lid == 0u) {
@@ -45,27 +45,28 @@ fn main(@builtin(local_invocation_index) lid: u32) {
   }
   if (PREDICTS && n_nodes > 0u && lid < control.n_candidates) {
     let order = control.candidate_orders[lid] - 1u;
-    atomicAdd(&drafted[order], 1u);
+    atomicAdd(&tried[order], 1u);
     if (control.candidate_tokens[lid] == predicted[0]) {
       atomicAdd(&right[order], 1u);
     }
   }
   workgroupBarrier();
   if (lid < 8u) {
-    count_drafts(lid, atomicLoad(&drafted[lid]), atomicLoad(&right[lid]));
+    count_candidates(lid, atomicLoad(&tried[lid]), atomicLoad(&right[lid]));
   }
   if (lid == 0u && n_nodes > 0u) {
     commit(n_nodes, n_given, atomicLoad(&rejected));
   }
 }
 
-fn count_drafts(order: u32, n_drafted: u32, n_right: u32) {
-  if (n_drafted == 0u) {
+// In sixteenths of a step, so that a step in which some candidates were right counts as a part of one.
+fn count_candidates(order: u32, n_tried: u32, n_right: u32) {
+  if (n_tried == 0u) {
     return;
   }
   var tries = control.tries[order] + 16u;
-  var hits = control.hits[order] + 16u * n_right / n_drafted;
-  if (tries > TRIES_MOST) {
+  var hits = control.hits[order] + 16u * n_right / n_tried;
+  if (tries > MAX_TRIES) {
     tries /= 2u;
     hits /= 2u;
   }

@@ -5,16 +5,18 @@ const TOKENS: u32 = 8u;        // nodes of a step
 const MAX_SEQ_LEN: u32 = 256u;
 const MEMORY: u32 = 32768u;    // tokens that the memory has room for; the context stands behind it
 const N_CHUNKS: u32 = 33u;     // chunks that hold 8 candidates each
-const KEYS: u32 = 512u;        // a power of two, at least 8 * N_CHUNKS and 512
+const KEYS: u32 = 512u;        // a power of two, at least PER_CHUNK * N_CHUNKS and N * DEPTH
 const WG: u32 = 256u;          // threads per workgroup
 
 @group(0) @binding(0) var<storage, read_write> control: Control;
 @group(0) @binding(1) var<storage, read> text: array<u32>;          // [MEMORY + MAX_SEQ_LEN]
 @group(0) @binding(2) var<storage, read> slot_map: array<u32>;      // [MAX_SEQ_LEN] the cache row of each position
-@group(0) @binding(3) var<storage, read> candidates: array<u32>;    // [N_CHUNKS, 8] match_length << 24 | position
+@group(0) @binding(3) var<storage, read> candidates: array<u32>;    // [N_CHUNKS, PER_CHUNK] length << 24 | position
 
 const N: u32 = 64u;            // candidates that are blended
 const DEPTH: u32 = 8u;         // drafted tokens on a path
+const PER_CHUNK: u32 = 8u;     // candidates that a chunk sends
+const MAX_ORDER: u32 = 8u;     // the longest match, in tokens
 const NO_TOKEN: u32 = 0xFFFFFFFFu;
 
 var<workgroup> order: array<u32, N>;                     // match length, 0 for no candidate
@@ -22,22 +24,22 @@ var<workgroup> next: array<u32, N * DEPTH>;              // [DEPTH, N] the token
 var<workgroup> leader: array<u32, N * DEPTH>;            // [DEPTH, N] the lowest candidate that agrees so far
 var<workgroup> weight: array<atomic<u32>, N * DEPTH>;    // [DEPTH, N] of a leader's node, below 2^22
 var<workgroup> node_of: array<u32, N * DEPTH>;           // [DEPTH, N] the node that a leader stands for
-var<workgroup> n_of_order: array<atomic<u32>, 9>;
-var<workgroup> share: array<u32, 9>;                     // the weight of each match length
-var<workgroup> parts: array<u32, 9>;                     // into which its candidates divide it
-var<workgroup> first: array<u32, 9>;                     // its first candidate
-var<workgroup> reliability: array<u32, 9>;               // of each match length, in 65,536ths
+var<workgroup> n_of_order: array<atomic<u32>, MAX_ORDER + 1u>;
+var<workgroup> share: array<u32, MAX_ORDER + 1u>;                     // the weight of each match length
+var<workgroup> parts: array<u32, MAX_ORDER + 1u>;                     // into which its candidates divide it
+var<workgroup> first: array<u32, MAX_ORDER + 1u>;                     // its first candidate
+var<workgroup> reliability: array<u32, MAX_ORDER + 1u>;               // of each match length, in 65,536ths
 var<workgroup> n_drafted: atomic<u32>;
 
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) lid: u32) {
   for (var i = lid; i < KEYS; i += WG) {
-    keys[i] = select(0u, candidates[min(i, N_CHUNKS * 8u - 1u)], i < N_CHUNKS * 8u);
+    keys[i] = select(0u, candidates[min(i, N_CHUNKS * PER_CHUNK - 1u)], i < N_CHUNKS * PER_CHUNK);
   }
   for (var i = lid; i < N * DEPTH; i += WG) {
     atomicStore(&weight[i], 0u);
   }
-  if (lid < 9u) {
+  if (lid <= MAX_ORDER) {
     atomicStore(&n_of_order[lid], 0u);
     reliability[lid] = reliability_of(lid);
   }
@@ -108,7 +110,7 @@ fn main(@builtin(local_invocation_index) lid: u32) {
   }
 }
 
-// The part of drafts behind a match of this length that were right, in 65,536ths.
+// The part of the candidates of this match length that were right, in 65,536ths.
 fn reliability_of(length: u32) -> u32 {
   var prior = array<u32, 9>(0u, 8u, 16u, 24u, 32u, 40u, 44u, 48u, 56u);
   if (length == 0u) {
@@ -142,7 +144,7 @@ fn recency(in_front: u32) -> u32 {
 fn share_out() {
   var rest = 65536u;
   var c = 0u;
-  for (var length = 8u; length > 0u; length--) {
+  for (var length = MAX_ORDER; length > 0u; length--) {
     let n = atomicLoad(&n_of_order[length]);
     if (n > 0u) {
       share[length] = ((rest * reliability[length]) >> 16u) << 6u;
@@ -174,7 +176,7 @@ fn follow(depth: u32, c: u32) {
     }
     var w = share[order[c]] * recency(c - first[order[c]]) / parts[order[c]];
     for (var d = 1u; d <= depth; d++) {
-      w = (w * (reliability[min(order[c] + d, 8u)] >> 6u)) >> 10u;
+      w = (w * (reliability[min(order[c] + d, MAX_ORDER)] >> 6u)) >> 10u;
     }
     atomicAdd(&weight[depth * N + lowest], w);
   }

@@ -30,7 +30,3 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
     }
   }
 }
-
-fn row_of(group: u32, local: u32) -> u32 {
-  return group * WG_ROWS + local;
-}

@@ -11,7 +11,7 @@ const WG: u32 = 256u;            // threads per workgroup
 @group(0) @binding(4) var<storage, read_write> counts: array<atomic<u32>>;      // [n_nodes, VOCAB_SIZE], zero between steps
 
 const WINDOW: u32 = 1024u;       // the last tokens that the repetition penalty looks at
-const SEEN: u32 = 1u << 20u;     // counts these, and below it the tokens generated
+const SEEN: u32 = 1u << 20u;     // in a count: units of this for the window, below it those of the answer
 
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: vec3<u32>) {
@@ -23,13 +23,13 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
   let ancestors = control.ancestors[node];
   let drafted = select(0u, (ancestors >> control.n_given) << control.n_given, control.n_given < 32u);
   let length = n_context + countOneBits(drafted);
-  let generated = n_context - control.n_generated;
-  // Tokens before both starts change nothing.
+  // Where the window and the answer begin: the tokens in front of both change nothing.
+  let answer = n_context - control.n_generated;
   let window = select(length, length - min(length, WINDOW), sampling.repetition_penalty != 1.0);
   let counted = sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
-  let first = min(window, select(length, generated, counted));
+  let first = min(window, select(length, answer, counted));
   for (var i = first + lid; i < n_context; i += WG) {
-    count(node, context[i], select(0u, SEEN, i >= window) + u32(i >= generated));
+    count(node, context[i], select(0u, SEEN, i >= window) + u32(i >= answer));
   }
   let is_drafted = lid < 32u && ((drafted >> (lid & 31u)) & 1u) == 1u;
   if (is_drafted) {

@@ -10,7 +10,7 @@ const VOCAB_SIZE: u32 = 512u;
 
 const WG: u32 = 256u;                // threads per workgroup, one for each value of a byte
 const BATCH: u32 = 8u;               // logits that a thread reads at once, so that it waits less often
-const MASS: f32 = 268435456.0;       // the mass of the largest logit, 2^28, less one
+const MASS: f32 = 268435456.0;       // 2^28; the mass of the largest logit is one less
 
 var<workgroup> bins: array<atomic<u32>, WG>;     // mass of the logits whose key has this byte
 var<workgroup> sums: array<u32, WG + 1u>;        // mass of this bin and of those above

@@ -5,7 +5,7 @@
 
 use std::fmt::Display;
 
-use crate::gpu::{Access, Source};
+use crate::gpu::{Access, KernelSource};
 use crate::hash::fnv_1a;
 use crate::{Error, Result};
 
@@ -21,8 +21,8 @@ texts! {
     "penalize" "project" "qkv" "rope_cache" "sample" "silu_quantize" "threshold"
     "shared/best" "shared/control" "shared/dot_packed" "shared/dot_plain" "shared/exchange_plain"
     "shared/exchange_subgroup" "shared/input_normed" "shared/input_quantized" "shared/norm" "shared/numbers" "shared/q4"
-    "shared/q4_min" "shared/q8" "shared/quant" "shared/reduce" "shared/rotary" "shared/rows" "shared/sampling" "shared/silu"
-    "shared/sort" "shared/store_quantized"
+    "shared/q4_min" "shared/q8" "shared/quant" "shared/reduce" "shared/rotary" "shared/row_of" "shared/rows"
+    "shared/sampling" "shared/silu" "shared/sort" "shared/store_quantized"
 }
 
 /// The text of a kernel or, under `shared/`, of a helper.
@@ -57,7 +57,12 @@ impl Features {
 ///
 /// # Errors
 /// [`Error::Gpu`] for an unknown kernel, helper or parameter: a fault of the engine.
-pub fn compose(name: &str, values: &[(&str, &dyn Display)], helpers: &[&str], features: Features) -> Result<Source> {
+pub fn compose(
+    name: &str,
+    values: &[(&str, &dyn Display)],
+    helpers: &[&str],
+    features: Features,
+) -> Result<KernelSource> {
     let mut text = text(name)?.to_owned();
     for (parameter, value) in values {
         text = with_parameter(&text, parameter, value)
@@ -81,7 +86,7 @@ pub fn compose(name: &str, values: &[(&str, &dyn Display)], helpers: &[&str], fe
         text.push_str(&helper);
     }
     let access = bindings(&text).ok_or_else(|| fault(name, "its bindings are not numbered from 0 on"))?;
-    Ok(Source { name: name.to_owned(), text, access, subgroups: subgroups && helpers.contains(&"exchange") })
+    Ok(KernelSource { name: name.to_owned(), text, access, subgroups: subgroups && helpers.contains(&"exchange") })
 }
 
 /// The text with another value in the line `const PARAMETER: type = value;`.

@@ -110,8 +110,8 @@ fn modules_say_what_they_are_for() {
 #[test]
 fn the_target_is_known_in_few_places() {
     let allowed = |name: &str| KNOWS_THE_TARGET.iter().any(|place| name.starts_with(place));
-    let knowing =
-        written().into_iter().filter(|(name, text)| is_rust(name) && !allowed(name) && text.contains("target_arch"));
+    let asks = |text: &str| text.contains("target_arch") || text.contains("target_family");
+    let knowing = written().into_iter().filter(|(name, text)| is_rust(name) && !allowed(name) && asks(text));
     check(knowing.map(|(name, _)| format!("{name} asks for the target: that belongs into src/gpu")).collect());
 }
 

@@ -53,11 +53,12 @@ def main():
         first = first or tokens
         same = sum(a == b for a, b in zip(tokens, first))
         differing += len(tokens) - same
+        gain = statistics.mean(answer["tokens_per_step"] for answer in answers)
         pace = statistics.median(answer["decode_ms_per_token"] for answer in answers)
         start = statistics.median(answer["ttft_ms"] for answer in answers)
         print(f"{name:28} {same} of {len(tokens)} prompts the same, {sum(map(len, tokens))} tokens, "
-              f"{answers[0]['dispatches_per_step']} dispatches, "
-              f"{statistics.mean(answer['tokens_per_step'] for answer in answers):.2f} tokens a step, {pace:.2f} ms a token, first token {start:.0f} ms, "
+              f"{answers[0]['dispatches_per_step']} dispatches, {gain:.2f} tokens a step, "
+              f"{pace:.2f} ms a token, first token {start:.0f} ms, "
               f"{answers[0]['adapter']}", flush=True)
     sys.exit(1 if differing else 0)
 

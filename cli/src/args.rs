@@ -12,7 +12,7 @@ use forerun::gpu::LimitsRequest;
 use forerun::session::{BackendChoice, EngineOptions};
 
 use crate::cache;
-use crate::failure::Failure;
+use crate::failure::{Failure, say};
 
 const MODEL_HELP: &str = "A .gguf file, or the name of one in ./models or in $FORERUN_MODELS";
 
@@ -83,7 +83,9 @@ pub struct RunArgs {
     #[command(flatten)]
     pub engine: EngineArgs,
     /// Print one JSON object instead: text, tokens (their ids), prompt_tokens, finish_reason (stop, length or abort),
-    /// backend, adapter, mode, steps, dispatches_per_step, ttft_ms, decode_ms_per_token
+    /// backend, adapter, mode, steps, n_drafted, n_accepted, tokens_per_step, steps_by_width and step_ms (of 1, 2, 4,
+    /// 8, 16 and 32 nodes), window (its steps, and windows in flight), dispatches_per_step, ttft_ms,
+    /// decode_ms_per_token
     #[arg(long)]
     pub json: bool,
 }
@@ -142,7 +144,7 @@ Example:
 pub struct PerplexityArgs {
     #[arg(help = MODEL_HELP)]
     pub model: String,
-    /// The text, in UTF-8
+    /// The text, in UTF-8: a file or a pipe
     pub file: PathBuf,
     /// Read at most this many tokens of the text
     #[arg(long, value_name = "N", value_parser = at_least_1)]
@@ -158,8 +160,8 @@ pub struct PerplexityArgs {
 /// Answer a file of prompts and record the tokens, for `forerun replay`
 ///
 /// A line of a prompts file is {"task", "id", "messages"}, with messages as chat templates take them; a line of the
-/// output is {"task", "id", "prompt", "output"}, with token ids. Prompts whose ids the output has already are left out,
-/// so that a run that was broken off goes on where it ended.
+/// output is {"task", "id", "prompt", "output", "decode_ms"}, with token ids. Prompts whose ids the output has already
+/// are left out, so that a run that was broken off goes on where it ended.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -376,6 +378,9 @@ pub fn explain(error: &clap::Error) -> ExitCode {
     ) {
         // A closed pipe is no reason to complain about help.
         let _ = error.print();
+        if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+            say("no command was given: choose one of those above");
+        }
         return ExitCode::from(error.exit_code() as u8);
     }
     let text = error.render().to_string();

@@ -84,6 +84,7 @@ pub fn chat(args: &ChatArgs) -> Outcome {
     interrupt::listen();
     args.answer.sampling.options().check()?;
     let mut engine = load::load(&args.model, &args.engine)?;
+    load::warn_of_software(&engine);
     memory::open(&mut engine, &args.answer)?;
     let messages: Vec<Message> = args.system.iter().map(|system| Message::new("system", system)).collect();
     // A model without a template, or one whose template takes no system message, shall say so before the first line.

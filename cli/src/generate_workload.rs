@@ -6,6 +6,8 @@ use std::io::{Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use forerun::decoder::Generated;
+use forerun::decoder::step::BUCKETS;
 use forerun::session::{Completing, Engine, Piece, Prompt};
 use forerun::text::Message;
 
@@ -96,7 +98,7 @@ fn answer_all(
     }
     let sampling = args.sampling.options();
     let how = Completing { max_tokens: Some(args.max_tokens.get()), mode: args.mode, sampling };
-    let mut total = Generated::default();
+    let mut total = Totals::default();
     let bar = load::prompts_bar(prompts.len() as u64);
     for (prompt, (messages, tokens)) in prompts.iter().zip(conversations) {
         bar.set_message(prompt.id.clone());
@@ -125,24 +127,25 @@ fn answer_all(
     bar.finish_and_clear();
     let adapter = engine.adapter().map_or("CPU", |adapter| &adapter.name);
     output::aside(&format!(
-        "{adapter} · {} · {:.3} ms a token · {:.2} tokens a step · {:.0} % of {} accepted · steps by width {:?}",
+        "{adapter} · {} · {:.3} ms a token · {:.2} tokens a step · {:.0} % of {} accepted · steps of {} nodes: {}",
         args.mode.name(),
         total.decode_ms / total.later_tokens.max(1) as f64,
         total.tokens as f64 / total.steps.max(1) as f64,
         100.0 * total.n_accepted as f64 / total.n_drafted.max(1) as f64,
         format::things(total.n_drafted, "drafted token"),
-        total.widths,
+        BUCKETS.map(|n| n.to_string()).join(", "),
+        total.widths.map(|n| n.to_string()).join(", "),
     ));
-    if let Some(decoder) = engine.gpu_decoder().filter(|decoder| decoder.window().is_some()) {
-        let ms = decoder.costs().ms.map(|ms| format!("{ms:.3}")).join(" ");
-        output::aside(&format!("step of 1, 2, 4, 8, 16, 32 nodes: {ms} ms · window {:?}", decoder.window()));
+    if let Some((decoder, (steps, in_flight))) = engine.gpu_decoder().and_then(|it| Some((it, it.window()?))) {
+        let ms = decoder.costs().ms.map(|ms| format!("{ms:.3}")).join(", ");
+        output::aside(&format!("such a step takes {ms} ms · windows of {steps}, {in_flight} in flight"));
     }
     Ok(())
 }
 
 /// What all answers took together.
 #[derive(Default)]
-struct Generated {
+struct Totals {
     tokens: usize,
     /// Tokens behind the first of each answer.
     later_tokens: usize,
@@ -153,8 +156,8 @@ struct Generated {
     widths: [usize; 6],
 }
 
-impl Generated {
-    fn add(&mut self, answer: &forerun::decoder::Generated) {
+impl Totals {
+    fn add(&mut self, answer: &Generated) {
         self.tokens += answer.tokens.len();
         self.later_tokens += answer.tokens.len().saturating_sub(1);
         self.decode_ms += answer.decode_ms;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use forerun::model::{Architecture, MatrixInfo, MemoryPlan, Model, ModelOptions, Source, TensorInfo};
+use forerun::model::{MatrixInfo, MemoryPlan, Model, ModelOptions, Source, TensorInfo};
 use forerun::session::{context_length, memory_plan};
 use forerun::text::{ChatTemplate, Tokenizer};
 use serde::Serialize;
@@ -22,7 +22,10 @@ struct Report<'a> {
     file_bytes: u64,
     name: Option<&'a str>,
     architecture: &'static str,
+    /// All that the file holds, with the head even where it repeats the embedding.
     parameters: u64,
+    /// Those of them that a head of its own has.
+    head_parameters: u64,
     n_layers: usize,
     dim: usize,
     hidden_dim: usize,
@@ -115,11 +118,9 @@ pub fn inspect(args: &InspectArgs) -> Outcome {
         file: source.name(),
         file_bytes: source.len(),
         name: model.metadata.string("general.name"),
-        architecture: match config.architecture {
-            Architecture::Llama => "llama",
-            Architecture::Qwen2 => "qwen2",
-        },
+        architecture: config.architecture.name(),
         parameters: model.tensors().iter().map(TensorInfo::elements).fold(0, u64::saturating_add),
+        head_parameters: if config.tied_head { 0 } else { (config.vocab_size * config.dim) as u64 },
         n_layers: config.n_layers,
         dim: config.dim,
         hidden_dim: config.hidden_dim,
@@ -181,7 +182,13 @@ fn describe(report: &Report<'_>, tokenizer: &Tokenizer, every_tensor: bool) -> S
             format!("{} of width {}, {} key-value", report.n_heads, size(report.head_dim), report.n_kv_heads)
                 + if report.qkv_bias { ", with biases" } else { "" },
         ),
-        ("head", if report.tied_head { "the embedding's table" } else { "a table of its own" }.into()),
+        (
+            "head",
+            match report.parameters.saturating_sub(report.head_parameters) {
+                _ if report.tied_head => "the embedding's table".into(),
+                others => format!("a table of its own; without it the model has {} parameters", large(others)),
+            },
+        ),
         ("context", format!("at most {}", things(report.max_seq_len, "token"))),
         (
             "tokenizer",

@@ -12,6 +12,9 @@ use crate::args::EngineArgs;
 use crate::cache;
 use crate::failure::{Failure, Outcome, say};
 
+/// The models that `./x model` fetches.
+const FETCHED: [&str; 2] = ["smollm2-135m", "qwen2.5-0.5b"];
+
 /// Opens the file that `model` names: a path, or the name of a file in one of the model folders.
 pub fn open(model: &str) -> Outcome<FileSource> {
     let path = find(model)?;
@@ -38,7 +41,12 @@ fn find(model: &str) -> Outcome<PathBuf> {
     if path.exists() {
         return Ok(path.into());
     }
+    let stem = model.strip_suffix(".gguf").unwrap_or(model);
     Err(Failure::Input(match (is_name, known(&folders)) {
+        (true, _) if FETCHED.contains(&stem) => format!(
+            "the model {model} is not here: run `./x model {stem}` in a checkout of Forerun to fetch it, or give the \
+             path of a .gguf file"
+        ),
         (true, names) if !names.is_empty() => {
             format!("there is no model {model}: give the path of a .gguf file, or one of {}", names.join(", "))
         }
@@ -110,6 +118,13 @@ pub fn load(model: &str, args: &EngineArgs) -> Outcome<Engine> {
     Ok(engine)
 }
 
+/// Says so where the GPU is a program, which the CPU backend outruns.
+pub fn warn_of_software(engine: &Engine) {
+    if let Some(adapter) = engine.adapter().filter(|adapter| adapter.is_software) {
+        say(&format!("note: {} is no GPU but a program on the CPU: --backend cpu is faster", adapter.name));
+    }
+}
+
 /// Something that turns, on a terminal, until it is cleared.
 pub fn spinner(text: &'static str) -> ProgressBar {
     let bar = ProgressBar::new_spinner().with_style(style("{spinner} {msg} {elapsed:.dim}")).with_message(text);
@@ -136,4 +151,17 @@ pub fn prompts_bar(total: u64) -> ProgressBar {
 
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸ ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::FETCHED;
+
+    #[test]
+    fn fetched_models_are_those_of_the_script() {
+        let script = include_str!("../../tools/fetch_model.py");
+        let list = script.split("MODELS = {").nth(1).and_then(|rest| rest.split("\n}").next()).expect("a list");
+        let names = list.lines().filter_map(|line| line.strip_prefix("    \"")?.strip_suffix("\": ("));
+        assert_eq!(names.collect::<Vec<_>>(), FETCHED);
+    }
 }

@@ -10,6 +10,7 @@ mod driver;
 mod failure;
 mod format;
 mod generate_workload;
+mod input;
 mod inspect;
 mod interrupt;
 mod load;

@@ -8,7 +8,10 @@ use serde::Serialize;
 
 use crate::args::PerplexityArgs;
 use crate::failure::{Failure, Outcome};
-use crate::{format, load, output};
+use crate::{format, input, load, output};
+
+/// Bytes of a text.
+const MAX_TEXT: u64 = 64 << 20;
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -30,9 +33,13 @@ struct Report<'a> {
 /// Scores the text.
 pub fn perplexity(args: &PerplexityArgs) -> Outcome {
     let name = args.file.display();
-    // Before the model, which takes longer.
-    let text = std::fs::read_to_string(&args.file).map_err(|error| {
-        Failure::Input(format!("cannot read {name} ({error}): give the path of a text file in UTF-8"))
+    // Before the model, which takes longer. A pipe's writer may let us wait.
+    let spinner = load::spinner("reading the text");
+    let read = std::fs::File::open(&args.file).and_then(|file| input::read_text(file, MAX_TEXT));
+    spinner.finish_and_clear();
+    let text = read.map_err(|error| {
+        let most = format::bytes(MAX_TEXT);
+        Failure::Input(format!("cannot read {name} ({error}): give the path of a text in UTF-8, at most {most}"))
     })?;
     if text.is_empty() {
         return Err(Failure::Input(format!("{name} is empty: give a file with some text")));

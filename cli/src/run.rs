@@ -1,6 +1,6 @@
 //! `forerun run`: one prompt, one answer.
 
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 
 use forerun::decoder::Mode;
@@ -11,7 +11,10 @@ use serde::Serialize;
 use crate::args::{AnswerArgs, RunArgs};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::{self, Answering};
-use crate::{format, load, memory, output};
+use crate::{format, input, load, memory, output};
+
+/// Bytes of a prompt from stdin.
+const MAX_PROMPT: u64 = 16 << 20;
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -52,6 +55,9 @@ pub fn run(args: &RunArgs) -> Outcome {
     };
     args.answer.sampling.options().check()?;
     let mut engine = load::load(&args.model, &args.engine)?;
+    if !args.json {
+        load::warn_of_software(&engine);
+    }
     memory::open(&mut engine, &args.answer)?;
     let (completion, interrupted) = answer(&mut engine, prompt, &args.answer, !args.json)?;
     memory::keep(&engine, &args.answer)?;
@@ -87,14 +93,14 @@ pub fn run(args: &RunArgs) -> Outcome {
 }
 
 fn read_stdin() -> Outcome<String> {
-    let mut text = String::new();
-    let mut stdin = io::stdin();
+    let stdin = io::stdin();
     if stdin.is_terminal() {
         output::aside("type the prompt; Ctrl-D on a line of its own ends it");
     }
-    stdin
-        .read_to_string(&mut text)
-        .map_err(|error| Failure::Input(format!("cannot read the prompt from stdin ({error}): give text in UTF-8")))?;
+    let text = input::read_text(stdin, MAX_PROMPT).map_err(|error| {
+        let most = format::bytes(MAX_PROMPT);
+        Failure::Input(format!("cannot read the prompt from stdin ({error}): give text in UTF-8, at most {most}"))
+    })?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
     Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
 }

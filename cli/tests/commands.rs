@@ -105,7 +105,9 @@ fn help_and_version() {
         assert_eq!(ran.stderr, "");
     }
     assert!(run(&["--version"]).succeeded().starts_with("forerun "));
-    assert_eq!(run(&[]).code, Some(2));
+    let ran = run(&[]);
+    assert_eq!((ran.code, &ran.stdout[..]), (Some(2), ""));
+    assert!(ran.stderr.contains("Usage") && ran.stderr.ends_with("no command was given: choose one of those above\n"));
 }
 
 #[test]
@@ -127,9 +129,11 @@ fn bad_input_is_told_in_one_sentence() {
         (&["run", model, "-p", "x", "--temperature", "-1"], "from 0.01 to 100"),
         (&["run", model, "-p", "x", "--top-p", "nan"], "top_p is NaN"),
         (&["run", model, "-p", "x", "--logit-bias", "7"], "42=-1.5"),
-        (&["run", model, "-p", "x", "--raw", "--logit-bias", "7000=1"], "outside the vocabulary"),
+        (&["run", model, "-p", "x", "--raw", "--backend", "cpu", "--logit-bias", "7000=1"], "outside the vocabulary"),
         (&["run", "no-such-model", "-p", "x"], "no model no-such-model"),
         (&["run", "./no-such.gguf", "-p", "x"], "no file ./no-such.gguf"),
+        (&["run", "smollm2-135m", "-p", "x"], "./x model smollm2-135m"),
+        (&["inspect", "qwen2.5-0.5b.gguf"], "./x model qwen2.5-0.5b`"),
         (&["run", "https://example.org/model.gguf", "-p", "x"], "download"),
         (&["run", folder, "-p", "x"], "folder"),
         (&["run", &text, "-p", "x", "--backend", "cpu"], "not a GGUF file"),
@@ -157,7 +161,9 @@ fn bad_input_is_told_in_one_sentence() {
     for (args, words) in cases {
         run(args).failed(2, words);
     }
-    run_with(&mut command(), &["run", model, "-p", "-", "--backend", "cpu"], b"\xff").failed(2, "UTF-8");
+    let from_stdin = ["run", model, "-p", "-", "--backend", "cpu"];
+    run_with(&mut command(), &from_stdin, b"\xff").failed(2, "not UTF-8");
+    run_with(&mut command(), &from_stdin, &vec![b'x'; (16 << 20) + 1]).failed(2, "longer than 16.0 MiB");
 }
 
 #[test]
@@ -209,6 +215,15 @@ fn inspect_shows_what_a_file_holds() {
     let matrices = shown["matrices"].as_array().expect("a list").iter();
     let held: u64 = matrices.map(|matrix| matrix["bytes"].as_u64().expect("a size")).sum();
     assert_eq!(size("weights"), held + size("vectors"));
+
+    // A head of its own has parameters of its own, which the number in a model's name often leaves out.
+    let own_head = file("inspect-head.gguf", &TinyModel { tied_head: false, ..TinyModel::default() }.build());
+    let with_head = run(&["inspect", &own_head, "--json"]).json();
+    let number = |report: &Value, key: &str| report[key].as_u64().expect("a number");
+    assert_eq!((number(&shown, "head_parameters"), number(&with_head, "head_parameters")), (0, 288 * 64));
+    assert_eq!(number(&with_head, "parameters"), number(&shown, "parameters") + 288 * 64);
+    let sentence = format!("without it the model has {:.1} K parameters", number(&shown, "parameters") as f64 / 1e3);
+    assert!(run(&["inspect", &own_head]).succeeded().contains(&sentence));
 }
 
 #[test]
@@ -283,6 +298,10 @@ fn run_answers_on_the_gpu() {
     assert!(report["adapter"].is_string());
     let n = report["tokens"].as_array().expect("a list").len();
     assert!((1..=n as u64).contains(&report["steps"].as_u64().expect("a number")));
+    // Only a program that plays a GPU is spoken of, beside the answer and not beside JSON.
+    let ran = run(&["run", &path, "-p", "Hello there", "--raw", "--max-tokens", "2"]);
+    let is_software = report["adapter"].as_str().expect("a name").starts_with("llvmpipe");
+    assert_eq!(ran.stderr.contains("note: llvmpipe") && ran.stderr.contains("--backend cpu"), is_software, "{ran:?}");
     for more in [
         &["--mode", "greedy"][..],
         &["--mode", "tree4"],
@@ -351,12 +370,29 @@ fn what_is_far_too_long_is_refused_at_once() {
 }
 
 #[cfg(unix)]
-#[test]
-fn a_pipe_is_no_model() {
-    let path = format!("{}/pipe", env!("CARGO_TARGET_TMPDIR"));
+fn pipe(name: &str) -> String {
+    let path = format!("{}/{name}", env!("CARGO_TARGET_TMPDIR"));
     let _ = std::fs::remove_file(&path);
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    path
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_a_text_but_no_model() {
+    let path = pipe("model-pipe");
     run(&["inspect", &path]).failed(2, "no file that can be read");
+    let (model, text) = (tiny("pipe-text.gguf"), pipe("text-pipe"));
+    let score = |bytes: Vec<u8>| {
+        let to = text.clone();
+        // Whoever refuses a text stops reading it.
+        let writer = std::thread::spawn(move || drop(std::fs::write(to, bytes)));
+        let ran = run(&["perplexity", &model, &text, "--backend", "cpu"]);
+        writer.join().expect("the writer ends");
+        ran
+    };
+    assert!(score(b"The quick brown fox".to_vec()).succeeded().contains("18 tokens"));
+    score(vec![b'x'; (64 << 20) + (1 << 20)]).failed(2, "longer than 64.0 MiB");
 }
 
 #[test]

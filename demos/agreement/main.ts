@@ -5,6 +5,7 @@
 // the first configuration and those whose names hold one of these words.
 
 import { load, type Completion, type LoadOptions, type Message } from "forerun";
+import { element, tell } from "../shared.ts";
 import questions from "../../tools/prompts.txt?raw";
 
 interface Row {
@@ -47,11 +48,10 @@ const configurations: [string, LoadOptions][] = [
 const query = new URLSearchParams(location.search);
 const workload = query.get("workload");
 const only = query.get("only")?.split(",");
-const get = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
-const url = get<HTMLInputElement>("url");
-const promptCount = get<HTMLInputElement>("prompts");
-const maxTokens = get<HTMLInputElement>("max");
-const say = (text: string) => (get("status").textContent = text);
+const url = element<HTMLInputElement>("url");
+const promptCount = element<HTMLInputElement>("prompts");
+const maxTokens = element<HTMLInputElement>("max");
+const say = (text: string) => (element("status").textContent = text);
 
 url.value = query.get("model") ?? "../models/smollm2-135m.gguf";
 promptCount.value = query.get("prompts") ?? promptCount.value;
@@ -112,7 +112,7 @@ async function answers(name: string, options: LoadOptions, prompts: Message[][])
 }
 
 function show(row: Row): void {
-  get("results").hidden = false;
+  element("results").hidden = false;
   const cells = [
     row.name,
     `${row.same} of ${row.prompts}`,
@@ -125,13 +125,13 @@ function show(row: Row): void {
   const line = document.createElement("tr");
   line.className = row.same === row.prompts ? "" : "differs";
   line.append(...cells.map((text) => Object.assign(document.createElement("td"), { textContent: text })));
-  get("rows").append(line);
+  element("rows").append(line);
 }
 
 async function check(): Promise<void> {
   const rows: Row[] = [];
-  get("rows").replaceChildren();
-  get("error").hidden = true;
+  element("rows").replaceChildren();
+  element("error").hidden = true;
   document.documentElement.dataset.state = "loading";
   try {
     const prompts = (await conversations()).slice(0, Number(promptCount.value));
@@ -147,19 +147,18 @@ async function check(): Promise<void> {
     say(differing ? `${differing} configurations differ on ${rows[0]?.adapter}.` : `All the same on ${rows[0]?.adapter}.`);
     document.documentElement.dataset.state = differing ? "differs" : "agrees";
   } catch (error) {
-    get("error").textContent = (error as Error).message;
-    get("error").hidden = false;
+    tell(element("error"), error);
     say("");
     document.documentElement.dataset.state = "failed";
   }
   if (query.has("post")) {
-    const error = get("error").textContent;
+    const error = element("error").textContent;
     await fetch("/agreement", { method: "POST", body: JSON.stringify({ model: url.value, error, rows }) });
     await fetch("/done", { method: "POST", body: "" });
   }
 }
 
-get<HTMLFormElement>("form").addEventListener("submit", (event) => {
+element<HTMLFormElement>("form").addEventListener("submit", (event) => {
   event.preventDefault();
   void check();
 });

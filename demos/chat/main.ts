@@ -4,23 +4,10 @@
 // model is loaded at once. <html data-state> is `choose`, `loading`, `ready` or `answering`.
 
 import { load, type Completion, type Engine, type LoadOptions, type Message, type Progress } from "forerun";
+import { PHASES, element, tell } from "../shared.ts";
 
 const SUGGESTIONS = ["Why is the sky blue?", "Explain gravity to a child.", "Write a haiku about the sea."];
-const PHASES: Record<Progress["phase"], string> = {
-  start: "Starting the engine",
-  header: "Reading the header",
-  weights: "Loading the weights",
-  compile: "Preparing and checking the kernels",
-  calibrate: "Timing steps",
-  ready: "Ready",
-};
 const FINISH: Record<Completion["finishReason"], string> = { stop: "", length: "length limit", abort: "stopped" };
-
-function element<T extends HTMLElement>(id: string): T {
-  const found = document.getElementById(id);
-  if (!found) throw new Error(`the page has no #${id}`);
-  return found as T;
-}
 
 const url = element<HTMLInputElement>("url");
 const file = element<HTMLInputElement>("file");
@@ -113,12 +100,6 @@ function progressReport(): (progress: Progress) => void {
 
 function megabytes(bytes: number): string {
   return bytes < 1e9 ? `${(bytes / 1e6).toFixed(0)} MB` : `${(bytes / 1e9).toFixed(2)} GB`;
-}
-
-function tell(place: HTMLElement, error: unknown): void {
-  const sentence = error instanceof Error ? error.message : String(error);
-  place.textContent = sentence.charAt(0).toUpperCase() + sentence.slice(1) + (/[.!?]$/.test(sentence) ? "" : ".");
-  place.hidden = false;
 }
 
 // ---- Chatting ----

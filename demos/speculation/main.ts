@@ -2,7 +2,8 @@
 //
 // `?model=URL&mode=tree8&max=160&run` fills the form and starts at once.
 
-import { load, type Engine, type LoadOptions, type Progress, type StepReport } from "forerun";
+import { load, type Engine, type LoadOptions, type StepReport } from "forerun";
+import { PHASES, element, tell } from "../shared.ts";
 
 const TEXT = `The harbour of Westrand was built in 1871, when the old quay could no longer hold the herring fleet. Its two stone piers reach 400 metres into the sea, and a lighthouse with a red lantern stands at the end of the northern pier. For ninety years the herring fleet sailed from the harbour every evening in autumn and came back before dawn.
 
@@ -11,26 +12,16 @@ In 1962 the herring stayed away. Within three winters most of the fleet was sold
 Today the school for wooden boats teaches 120 pupils a year. They repair old fishing boats, and each summer one boat is launched from the northern pier, under the lighthouse with the red lantern. The school for wooden boats also keeps a register of the herring fleet: of the 83 boats that once sailed from the harbour, 31 are still afloat, and nine of them are back in Westrand.`;
 const QUESTION = "Answer in four short sentences, in the words of the text: what happened to the harbour and to the herring fleet?";
 
-const PHASES: Record<Progress["phase"], string> = {
-  start: "Starting the engine",
-  header: "Reading the header",
-  weights: "Loading the weights",
-  compile: "Preparing and checking the kernels",
-  calibrate: "Timing steps",
-  ready: "Ready",
-};
-
 interface Step {
   width: number;
   tokens: number;
 }
 
 const query = new URLSearchParams(location.search);
-const get = <T extends Element = HTMLElement>(id: string) => document.getElementById(id) as unknown as T;
-const url = get<HTMLInputElement>("url");
-const mode = get<HTMLSelectElement>("mode");
-const max = get<HTMLInputElement>("max");
-const buttons = [get<HTMLButtonElement>("answer"), get<HTMLButtonElement>("compare"), get<HTMLButtonElement>("choose")];
+const url = element<HTMLInputElement>("url");
+const mode = element<HTMLSelectElement>("mode");
+const max = element<HTMLInputElement>("max");
+const buttons = [element<HTMLButtonElement>("answer"), element<HTMLButtonElement>("compare"), element<HTMLButtonElement>("choose")];
 let engine: Engine | undefined;
 let loaded: string | File | undefined;
 let file: File | undefined;
@@ -39,14 +30,14 @@ let last: { tokens: number[]; ms: number; mode: string } | undefined;
 url.value = query.get("model") ?? "../models/smollm2-135m.gguf";
 mode.value = query.get("mode") ?? "adaptive";
 max.value = query.get("max") ?? max.value;
-get<HTMLTextAreaElement>("text").value = query.get("text") ?? TEXT;
-get<HTMLInputElement>("question").value = query.get("question") ?? QUESTION;
+element<HTMLTextAreaElement>("text").value = query.get("text") ?? TEXT;
+element<HTMLInputElement>("question").value = query.get("question") ?? QUESTION;
 
 function show(state: "choose" | "loading" | "answering" | "ready" | "failed"): void {
   document.documentElement.dataset.state = state;
   const isBusy = state === "loading" || state === "answering";
   for (const button of buttons) button.disabled = isBusy;
-  get<HTMLButtonElement>("compare").disabled = isBusy || !last;
+  element<HTMLButtonElement>("compare").disabled = isBusy || !last;
 }
 
 async function ready(): Promise<Engine> {
@@ -58,54 +49,54 @@ async function ready(): Promise<Engine> {
   show("loading");
   const onProgress: LoadOptions["onProgress"] = ({ phase, loaded, total }) => {
     const share = total > 0 ? ` ${((100 * loaded) / total).toFixed(0)} %` : "";
-    get("status").textContent = `${PHASES[phase]}${share}`;
+    element("status").textContent = `${PHASES[phase]}${share}`;
   };
   engine = await load(model, { onProgress });
   loaded = model;
   const { adapter, isSoftware } = engine.info;
-  get("adapter").textContent = `${adapter ?? "CPU"}${isSoftware ? " (software)" : ""}`;
-  get("adapter").hidden = false;
+  element("adapter").textContent = `${adapter ?? "CPU"}${isSoftware ? " (software)" : ""}`;
+  element("adapter").hidden = false;
   return engine;
 }
 
 function prompt(): string {
-  const text = get<HTMLTextAreaElement>("text").value.trim();
-  const question = get<HTMLInputElement>("question").value.trim();
+  const text = element<HTMLTextAreaElement>("text").value.trim();
+  const question = element<HTMLInputElement>("question").value.trim();
   return text ? `${text}\n\n${question}` : question;
 }
 
 async function answer(): Promise<void> {
-  get("error").hidden = true;
-  get("comparison").textContent = "";
+  element("error").hidden = true;
+  element("comparison").textContent = "";
   try {
     const model = await ready();
     show("answering");
-    get("status").textContent = "Reading the text";
-    get("shown").hidden = false;
-    get("output").replaceChildren();
+    element("status").textContent = "Reading the text";
+    element("shown").hidden = false;
+    element("output").replaceChildren();
     const steps: Step[] = [];
     let began = 0;
     let tokens = 0;
     const onSteps = (report: StepReport) => {
       began ||= performance.now();
-      get("status").textContent = "Answering";
+      element("status").textContent = "Answering";
       append(report);
       steps.push(...report.steps.map(({ width, accepted }) => ({ width, tokens: accepted + 1 })));
       tokens += report.tokens.length;
       draw(steps);
       if (report.tree.length) grow(report.tree);
       const seconds = (performance.now() - began) / 1000;
-      if (seconds > 0.2) get("speed").textContent = (tokens / seconds).toFixed(0);
-      get("gain").textContent = (tokens / steps.length).toFixed(2);
+      if (seconds > 0.2) element("speed").textContent = (tokens / seconds).toFixed(0);
+      element("gain").textContent = (tokens / steps.length).toFixed(2);
     };
     const chosen = mode.value as LoadOptions["mode"] & string;
     const messages = [{ role: "user", content: prompt() }];
     const done = await model.generate(messages, { mode: chosen, maxTokens: Number(max.value), onSteps }).completion;
     // Where no step reports, as on the CPU, the text still stands.
-    if (!get("output").textContent) get("output").textContent = done.text;
+    if (!element("output").textContent) element("output").textContent = done.text;
     figures(done.decodeMsPerToken, done.tokensPerStep, done.drafted, done.accepted);
     last = { tokens: done.tokens, ms: done.decodeMsPerToken, mode: chosen };
-    get("status").textContent = `${done.tokens.length} tokens in ${done.steps} steps`;
+    element("status").textContent = `${done.tokens.length} tokens in ${done.steps} steps`;
     show("ready");
   } catch (error) {
     fail(error);
@@ -115,14 +106,14 @@ async function answer(): Promise<void> {
 /** The same prompt without guesses: the time, and whether the tokens are the same. */
 async function compare(): Promise<void> {
   if (!last || !engine) return;
-  get("comparison").textContent = "Answering again, without guesses …";
+  element("comparison").textContent = "Answering again, without guesses …";
   show("answering");
   try {
     const messages = [{ role: "user", content: prompt() }];
     const plain = await engine.generate(messages, { mode: "loop", maxTokens: last.tokens.length }).completion;
     const isSame = plain.tokens.join() === last.tokens.slice(0, plain.tokens.length).join();
     const gain = (plain.decodeMsPerToken / last.ms).toFixed(2);
-    get("comparison").textContent = `Without guesses ${plain.decodeMsPerToken.toFixed(2)} ms a token, with ${last.mode} ${last.ms.toFixed(2)}: ${gain} times as fast. ${isSame ? "The tokens are the same." : "The tokens differ!"}`;
+    element("comparison").textContent = `Without guesses ${plain.decodeMsPerToken.toFixed(2)} ms a token, with ${last.mode} ${last.ms.toFixed(2)}: ${gain} times as fast. ${isSame ? "The tokens are the same." : "The tokens differ!"}`;
     show("ready");
   } catch (error) {
     fail(error);
@@ -130,10 +121,8 @@ async function compare(): Promise<void> {
 }
 
 function fail(error: unknown): void {
-  const sentence = error instanceof Error ? error.message : String(error);
-  get("error").textContent = sentence.charAt(0).toUpperCase() + sentence.slice(1) + (/[.!?]$/.test(sentence) ? "" : ".");
-  get("error").hidden = false;
-  get("status").textContent = "";
+  tell(element("error"), error);
+  element("status").textContent = "";
   show("failed");
 }
 
@@ -144,14 +133,14 @@ function append({ tokens }: StepReport): void {
     if (drafted) span.className = "drafted";
     return span;
   });
-  get("output").append(...spans);
+  element("output").append(...spans);
 }
 
 function figures(ms: number, perStep: number, drafted: number, accepted: number): void {
-  get("speed").textContent = ms > 0 ? (1000 / ms).toFixed(ms > 100 ? 1 : 0) : "–";
-  get("pace").textContent = ms > 0 ? ms.toFixed(2) : "–";
-  get("gain").textContent = perStep.toFixed(2);
-  get("rate").textContent = drafted ? `${((100 * accepted) / drafted).toFixed(0)} %` : "–";
+  element("speed").textContent = ms > 0 ? (1000 / ms).toFixed(ms > 100 ? 1 : 0) : "–";
+  element("pace").textContent = ms > 0 ? ms.toFixed(2) : "–";
+  element("gain").textContent = perStep.toFixed(2);
+  element("rate").textContent = drafted ? `${((100 * accepted) / drafted).toFixed(0)} %` : "–";
 }
 
 function shape(name: string, attributes: Record<string, string | number>, text = ""): SVGElement {
@@ -176,8 +165,8 @@ function draw(steps: Step[]): void {
   );
   const path = shown.map(({ width }, i) => `${i ? "L" : "M"}${left + i * across} ${level(width)}H${left + (i + 1) * across}`).join("");
   const label = shape("text", { x: left, y: height - 2 }, "line: nodes of the step · bars: tokens it gave");
-  get("chart").setAttribute("viewBox", `0 0 ${width} ${height}`);
-  get("chart").replaceChildren(...marks, ...bars, shape("path", { class: "width", d: path }), label);
+  element("chart").setAttribute("viewBox", `0 0 ${width} ${height}`);
+  element("chart").replaceChildren(...marks, ...bars, shape("path", { class: "width", d: path }), label);
 }
 
 /** The tree from left to right, a column for each depth; whitespace is made visible. */
@@ -212,21 +201,21 @@ function grow(tree: StepReport["tree"]): void {
     return group;
   });
   const [width, height] = [(Math.max(...depth) + 1) * column, lines * row + 8];
-  const svg = get("tree");
+  const svg = element("tree");
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("width", String(width));
   svg.setAttribute("height", String(height));
   svg.replaceChildren(...links, ...nodes);
 }
 
-get<HTMLFormElement>("form").addEventListener("submit", (event) => {
+element<HTMLFormElement>("form").addEventListener("submit", (event) => {
   event.preventDefault();
   void answer();
 });
-get("compare").addEventListener("click", () => void compare());
-get("choose").addEventListener("click", () => get("file").click());
-get("file").addEventListener("change", () => {
-  file = get<HTMLInputElement>("file").files?.[0];
+element("compare").addEventListener("click", () => void compare());
+element("choose").addEventListener("click", () => element("file").click());
+element("file").addEventListener("change", () => {
+  file = element<HTMLInputElement>("file").files?.[0];
   if (file) {
     url.value = file.name;
     void answer();

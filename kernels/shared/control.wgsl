@@ -17,8 +17,8 @@ struct Control {
   tokens: array<u32, 32>,        // the token of each node
   ancestors: array<u32, 32>,     // bit j of node i: node j is an ancestor of i, or i itself
   slots: array<u32, 32>,         // the cache row of each node
-  hits: array<u32, 8>,           // of each match length from 1 on: drafts that were right, in sixteenths
-  tries: array<u32, 8>,          // of each match length: drafts, in sixteenths
+  hits: array<u32, 8>,           // of each match length from 1 on: steps whose candidates were right, in sixteenths
+  tries: array<u32, 8>,          // of each match length: steps that had candidates, in sixteenths
   candidate_tokens: array<u32, 64>,    // what the draft's candidates have for the next token
   candidate_orders: array<u32, 64>,    // their match lengths
   recent: array<u32, 256>,       // generated token number g stands at g % 256

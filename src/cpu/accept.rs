@@ -1,4 +1,5 @@
-//! Twin of the `accept` kernel: the path of a draft tree that the model agrees with.
+//! Twin of the `accept` kernel: the path of a draft tree that the model agrees with. The twin of its counters is
+//! [`OrderCounters::update`](super::draft::OrderCounters::update).
 
 /// Walks from node 0 to the child whose token is its parent's prediction, as far as there is one. Answers the path's
 /// nodes, node 0 first, and the tokens it gives: those of the drafted nodes, and behind them the bonus token.

@@ -1,9 +1,10 @@
 //! The drafter: guesses the next tokens from earlier places where the context's last tokens stood.
 //!
-//! Twin of the kernels `match` ([`scan`]) and `draft` ([`draft_tree`]); acceptance keeps the [`OrderCounters`]. After
-//! prediction by partial matching: longer matches speak first and the rest of the weight escapes to shorter ones, by
-//! how often each order was right so far. All of it is `u32` arithmetic that never overflows, and its result does not
-//! depend on the order in which anything is visited, so a kernel gives the same tree.
+//! Twin of the kernels `match` ([`scan`]) and `draft` ([`draft_tree`]); acceptance keeps the [`OrderCounters`]. The
+//! order of a candidate is the length of its match. After prediction by partial matching: longer matches speak first
+//! and the rest of the weight escapes to shorter ones, by how often each order was right so far. All of it is `u32`
+//! arithmetic that never overflows, and its result does not depend on the sequence in which anything is visited, so a
+//! kernel gives the same tree.
 //!
 //! # The text
 //! One buffer, the memory in front of the context: memory token `i` is at position `i`, context token `i` at
@@ -40,7 +41,7 @@
 
 use super::MAX_NODES;
 
-/// Tokens of the memory region on the GPU.
+/// Tokens that the memory holds on the GPU, in front of the context; more add next to nothing (`docs/speculation.md`).
 pub const MEMORY: usize = 32_768;
 /// Ends an output in the memory; no token has this number.
 pub const SEPARATOR: u32 = u32::MAX;
@@ -54,14 +55,19 @@ pub const MAX_CANDIDATES: usize = 64;
 pub const MAX_CHUNKS: usize = 128;
 /// Candidates that a chunk keeps, at most.
 pub const PER_CHUNK: usize = 8;
-/// What acceptance adds to an order's tries.
+/// What a step adds to an order's tries: as much as it can add to the hits, and fine enough for a part of it.
 pub const TRY: u32 = 16;
-/// Tries above which an order's past counts half.
+/// Tries above which an order's counters are halved, so that the past counts for less.
 pub const MAX_TRIES: u32 = 4096;
 /// Tries of each order before the first.
 pub const PRIOR_TRIES: u32 = 64;
 /// Hits among these, for the orders 1 to 8.
 pub const PRIOR_HITS: [u32; MAX_ORDER] = [8, 16, 24, 32, 40, 44, 48, 56];
+
+/// Positions of a chunk in a buffer of `len`: a 128th of it, rounded up to a power of two and at least 1,024.
+pub fn chunk_len(len: usize) -> usize {
+    len.div_ceil(MAX_CHUNKS).next_power_of_two().max(1024)
+}
 
 /// What the drafter reads.
 #[derive(Debug, Clone, Copy)]
@@ -77,9 +83,9 @@ pub struct DraftText<'a> {
 }
 
 impl DraftText<'_> {
-    /// Positions of a chunk: a 128th of the buffer, rounded up to a power of two and at least 1,024.
+    /// Positions of a chunk of this text's buffer.
     pub fn chunk_len(&self) -> usize {
-        (self.memory_capacity + self.max_seq_len).div_ceil(MAX_CHUNKS).next_power_of_two().max(1024)
+        chunk_len(self.memory_capacity + self.max_seq_len)
     }
 
     /// The region that holds `position`, and the place in it.

@@ -1,42 +1,9 @@
 //! The arithmetic that all twins share: fused multiply-add, the adjacent-first tree, `exp`, and 16-bit floats.
 
-use crate::model::{Blocks, Format};
 use half::f16;
 
-/// `a * b + c`, rounded once; with the feature `unfused`, rounded twice, as GPUs played by a program do.
-///
-/// On x86 this is one instruction only inside [`super::simd::dispatch`]; elsewhere it is a slow but equal call.
-#[cfg(not(target_family = "wasm"))]
-#[inline(always)]
-pub fn fma(a: f32, b: f32, c: f32) -> f32 {
-    if cfg!(feature = "unfused") { a * b + c } else { a.mul_add(b, c) }
-}
-
-/// `a * b + c`, rounded once.
-///
-/// WebAssembly has no such instruction. The product is exact in f64, so only a sum that lies halfway between two
-/// f32 values can be rounded wrongly by rounding twice; that case is nudged towards the true sum (as musl does).
-#[cfg(target_family = "wasm")]
-#[inline(always)]
-pub fn fma(a: f32, b: f32, c: f32) -> f32 {
-    let product = f64::from(a) * f64::from(b);
-    let c = f64::from(c);
-    let sum = product + c;
-    if sum.to_bits() & 0x1fff_ffff == 0x1000_0000 { fma_halfway(product, c, sum) } else { sum as f32 }
-}
-
-/// The rare half of [`fma`]: `sum` is `product + c` rounded to f64, halfway between two f32 values.
-#[cfg(any(target_family = "wasm", test))]
-#[cold]
-pub(super) fn fma_halfway(product: f64, c: f64, sum: f64) -> f32 {
-    if !sum.is_finite() || (sum - product == c && sum - c == product) {
-        return sum as f32;
-    }
-    let negative = sum < 0.0;
-    let error = if negative == (c > product) { product - sum + c } else { c - sum + product };
-    let bits = sum.to_bits();
-    f64::from_bits(if negative == (error < 0.0) { bits + 1 } else { bits - 1 }) as f32
-}
+pub use super::simd::fma;
+use crate::model::{Blocks, Format};
 
 /// The adjacent-first binary tree over a power of two of values: for strides 1, 2, 4, …, `a[i] += a[i + stride]`.
 #[inline(always)]
@@ -195,6 +162,7 @@ pub fn codes(blocks: &Blocks, i: usize) -> [i8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::simd::fma_halfway;
 
     #[test]
     fn exp_is_close_to_the_true_value() {

@@ -1,11 +1,11 @@
-//! The one place that names instruction sets: which one this machine has, code compiled for it, and the dot
-//! products of blocks written for it by hand.
+//! The one place that names instruction sets: which one this machine has, code compiled for it, fused multiply-add,
+//! and the dot products of blocks written for it by hand.
 //!
 //! All of them give the same bits as plain Rust: integer sums are exact, and floats are multiplied and added in
 //! the twins' order.
 #![allow(unsafe_code)]
 
-use super::numbers::{f16_to_f32, fma};
+use super::numbers::f16_to_f32;
 use crate::model::Format;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -556,13 +556,47 @@ mod x86 {
     accumulate_256!(accumulate_avx_vnni, "avx2,fma,f16c,avxvnni", dot_avx_vnni);
 }
 
+/// `a * b + c`, rounded once; with the feature `unfused`, rounded twice, as GPUs played by a program do.
+///
+/// On x86 this is one instruction only inside [`dispatch`]; elsewhere it is a slow but equal call.
+#[cfg(not(target_arch = "wasm32"))]
+#[inline(always)]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(feature = "unfused") { a * b + c } else { a.mul_add(b, c) }
+}
+
+/// `a * b + c`, rounded once.
+///
+/// WebAssembly has no such instruction. The product is exact in f64, so only a sum that lies halfway between two
+/// f32 values can be rounded wrongly by rounding twice; that case is nudged towards the true sum (as musl does).
+#[cfg(target_arch = "wasm32")]
+#[inline(always)]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    let product = f64::from(a) * f64::from(b);
+    let c = f64::from(c);
+    let sum = product + c;
+    if sum.to_bits() & 0x1fff_ffff == 0x1000_0000 { fma_halfway(product, c, sum) } else { sum as f32 }
+}
+
+/// The rare half of [`fma`]: `sum` is `product + c` rounded to f64, halfway between two f32 values.
+#[cfg(any(target_arch = "wasm32", test))]
+#[cold]
+pub(super) fn fma_halfway(product: f64, c: f64, sum: f64) -> f32 {
+    if !sum.is_finite() || (sum - product == c && sum - c == product) {
+        return sum as f32;
+    }
+    let negative = sum < 0.0;
+    let error = if negative == (c > product) { product - sum + c } else { c - sum + product };
+    let bits = sum.to_bits();
+    f64::from_bits(if negative == (error < 0.0) { bits + 1 } else { bits - 1 }) as f32
+}
+
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod wasm {
-    use super::super::numbers::fma_halfway;
     use super::*;
     use std::arch::wasm32::*;
 
-    /// `a * b + c` in each lane, rounded once (see [`super::super::numbers::fma`]).
+    /// `a * b + c` in each lane, rounded once (see [`super::fma`]).
     #[inline(always)]
     fn fma_4(a: v128, b: v128, c: v128) -> v128 {
         let half = |a: v128, b: v128, c: v128| {

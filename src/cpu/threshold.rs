@@ -16,8 +16,8 @@ fn logit_of(key: u32) -> f32 {
     f32::from_bits(if key >= 0x8000_0000 { key & 0x7fff_ffff } else { !key })
 }
 
-/// The lowest key of `logits`, `[vocab_size]`, that is left. Where the kernel sorts by bytes, this sorts: all sums are
-/// of integers and have no order.
+/// The lowest key of `logits`, `[vocab_size]`, that is left. Where the kernel selects a byte at a time, this sorts: all
+/// sums are of integers and have no order.
 pub fn threshold(logits: &[f32], sampling: &Sampling) -> u32 {
     let largest = logit_of(logits.iter().map(|logit| key_of(*logit)).max().unwrap_or(0));
     let mut threshold = key_of(largest + sampling.min_p_below).max(1);

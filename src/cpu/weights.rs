@@ -89,7 +89,9 @@ impl CpuWeights {
             && config.vocab_size > 0;
         if !is_sound {
             return Err(Error::Unsupported(format!(
-                "the model's shape does not work out ({config:?}): use a model of a supported architecture"
+                "the model's shape does not work out (dim {}, hidden_dim {}, {} heads and {} key-value heads of {}, {} \
+                 tokens): use a model of a supported architecture",
+                config.dim, config.hidden_dim, config.n_heads, config.n_kv_heads, config.head_dim, config.vocab_size
             )));
         }
         let (dim, qkv_dim) = (config.dim, config.qkv_dim());

@@ -4,17 +4,13 @@ use bytemuck::Zeroable;
 
 use super::controller::StepStats;
 use super::request::TreeNode;
+use crate::cpu::MAX_NODES;
+use crate::cpu::draft::{MAX_CANDIDATES, MAX_ORDER};
 
 /// End tokens that the loop can watch for.
 pub const MAX_END_TOKENS: usize = 24;
-/// Nodes of the widest step.
-pub const MAX_NODES: usize = 32;
 /// Generated tokens that the control state keeps for the CPU to drain.
 pub const RECENT: usize = 256;
-/// The longest match that a draft tells apart.
-pub const ORDERS: usize = 8;
-/// Candidates that a draft blends.
-pub const CANDIDATES: usize = 64;
 /// Decode steps whose statistics the control state keeps.
 pub const STEP_STATS: usize = 64;
 
@@ -54,14 +50,14 @@ pub struct Control {
     pub ancestors: [u32; MAX_NODES],
     /// The cache row of each node.
     pub slots: [u32; MAX_NODES],
-    /// Of each match length from 1 on: drafts that were right, in sixteenths.
-    pub hits: [u32; ORDERS],
-    /// Of each match length: drafts, in sixteenths.
-    pub tries: [u32; ORDERS],
+    /// Of each match length from 1 on: steps whose candidates were right, in sixteenths.
+    pub hits: [u32; MAX_ORDER],
+    /// Of each match length: steps that had candidates, in sixteenths.
+    pub tries: [u32; MAX_ORDER],
     /// What the draft's candidates have for the next token.
-    pub candidate_tokens: [u32; CANDIDATES],
+    pub candidate_tokens: [u32; MAX_CANDIDATES],
     /// Their match lengths.
-    pub candidate_orders: [u32; CANDIDATES],
+    pub candidate_orders: [u32; MAX_CANDIDATES],
     /// Generated token number `g` stands at `g % 256`.
     pub recent: [u32; RECENT],
     /// Of decode step `s` at `s % 64`: nodes, n_accepted, match_length, a byte each from the lowest on.
@@ -144,8 +140,8 @@ mod tests {
                         .replace("MAX_END_TOKENS", "24")
                         .replace("MAX_NODES", "32")
                         .replace("RECENT", "256")
-                        .replace("ORDERS", "8")
-                        .replace("CANDIDATES", "64")
+                        .replace("MAX_ORDER", "8")
+                        .replace("MAX_CANDIDATES", "64")
                         .replace("STEP_STATS", "64")
                         .chars()
                         .filter(char::is_ascii_digit)
@@ -156,6 +152,6 @@ mod tests {
         };
         assert_eq!(fields(shader, "struct Control {"), fields(rust, "pub struct Control {"));
         assert_eq!((MAX_END_TOKENS, MAX_NODES, RECENT), (24, 32, 256));
-        assert_eq!((ORDERS, CANDIDATES, STEP_STATS), (8, 64, 64));
+        assert_eq!((MAX_ORDER, MAX_CANDIDATES, STEP_STATS), (8, 64, 64));
     }
 }

@@ -5,9 +5,10 @@
 
 use std::fmt::Display;
 
-use super::step::{CHUNK_CANDIDATES, MEMORY, Pass, Scratch, draft_chunks};
+use super::step::{MEMORY, PER_CHUNK, Pass, Scratch, draft_chunks};
 use super::weights::{Layer, Matrix, Part, Weights};
 use crate::Result;
+use crate::cpu::draft::{MAX_CANDIDATES, MAX_DEPTH};
 use crate::cpu::lanes;
 use crate::gpu::{Buffer, Range};
 use crate::kernels::{Features, compose};
@@ -27,7 +28,7 @@ pub struct Fusion {
 impl Fusion {
     /// A kernel an operation.
     pub const NONE: Fusion = Fusion { norm: false, qkv: false, mlp: false };
-    /// Six dispatches a layer.
+    /// The fewest dispatches (`kernels/README.md` counts them).
     pub const ALL: Fusion = Fusion { norm: true, qkv: true, mlp: true };
 }
 
@@ -45,7 +46,7 @@ pub enum Outcome {
 }
 
 /// One dispatch to come: a kernel's source, its buffers and its workgroups.
-pub(super) type Op<'a> = (crate::gpu::Source, Vec<Range<'a>>, [u32; 3]);
+pub(super) type Op<'a> = (crate::gpu::KernelSource, Vec<Range<'a>>, [u32; 3]);
 
 /// Notes the dispatches of one step of `pass.tokens` nodes.
 pub(super) fn forward<'a>(
@@ -145,7 +146,8 @@ impl<'a> Ops<'a, '_> {
 
     pub fn draft(&mut self) -> Result<()> {
         let (_, n_chunks) = draft_chunks(self.s.max_seq_len);
-        let keys = (n_chunks * CHUNK_CANDIDATES).next_power_of_two().max(512);
+        // Candidates are sorted, then the nodes of their trie.
+        let keys = (n_chunks * PER_CHUNK).next_power_of_two().max(MAX_CANDIDATES * MAX_DEPTH);
         let values: [(&str, &dyn Display); 5] = [
             ("TOKENS", &self.pass.tokens),
             ("MAX_SEQ_LEN", &self.s.max_seq_len),
@@ -190,7 +192,7 @@ impl<'a> Ops<'a, '_> {
             let shape = self.tiling(matrix, 64, if matrix.n_rows > 16384 { 4 } else { 2 });
             let values: [(&str, &dyn Display); 2] = [("FIRST_ROW", &part.first_row), ("OUT_DIM", &matrix.n_rows)];
             let input = self.input(vectors, fused_norm);
-            self.product("matmul", (matrix, part), shape, input, &values, &[], &[out])?;
+            self.product("matmul", (matrix, part), shape, input, &values, &["row_of"], &[out])?;
         }
         Ok(())
     }
@@ -210,14 +212,14 @@ impl<'a> Ops<'a, '_> {
         ];
         let input = self.input(vectors, fused_norm);
         let buffers = [&self.s.rope, &self.s.q, cache];
-        self.product("qkv", (matrix, &matrix.parts[0]), shape, input, &values, &["rotary"], &buffers)
+        self.product("qkv", (matrix, &matrix.parts[0]), shape, input, &values, &["row_of", "rotary"], &buffers)
     }
 
     pub fn project(&mut self, matrix: &'a Matrix, input: &'a Buffer) -> Result<()> {
         let shape = self.tiling(matrix, 64, 2);
         // A product without a bias has no use for vectors; any buffer fills the place.
         let input = Input { buffer: input, vectors: &self.s.rope, fused_norm: false };
-        self.product("project", (matrix, &matrix.parts[0]), shape, input, &[], &[], &[&self.s.x])
+        self.product("project", (matrix, &matrix.parts[0]), shape, input, &[], &["row_of"], &[&self.s.x])
     }
 
     pub fn gate_up(&mut self, matrix: &'a Matrix, vectors: &'a Buffer, fused_norm: bool) -> Result<()> {

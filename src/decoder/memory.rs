@@ -2,8 +2,8 @@
 
 use crate::{Error, Result};
 
-/// Stands behind each answer: no token, so no match and no draft crosses it.
-pub const SEPARATOR: u32 = u32::MAX;
+/// Stands behind each answer, so that no match and no draft crosses it.
+pub use crate::cpu::draft::SEPARATOR;
 /// What the bytes of an exported memory begin with.
 const MAGIC: [u8; 8] = *b"frmemo01";
 
@@ -47,7 +47,7 @@ impl Memory {
         self.tokens.clear();
     }
 
-    /// The memory as bytes, for the model that `model` names.
+    /// The memory as bytes, for the model whose fingerprint is `model`.
     pub fn to_bytes(&self, model: u64) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(model.to_le_bytes());
@@ -63,8 +63,8 @@ impl Memory {
     pub fn from_bytes(bytes: &[u8], model: u64, vocab_size: usize, capacity: usize) -> Result<Memory> {
         let refused = |why: &str| Error::BadInput(format!("this is not a memory that can be used: {why}"));
         let body = bytes.strip_prefix(&MAGIC).ok_or_else(|| refused("it was not exported by this engine"))?;
-        let (name, body) = body.split_first_chunk::<8>().ok_or_else(|| refused("it is cut short; export it again"))?;
-        if u64::from_le_bytes(*name) != model {
+        let (found, body) = body.split_first_chunk::<8>().ok_or_else(|| refused("it is cut short; export it again"))?;
+        if u64::from_le_bytes(*found) != model {
             return Err(refused("it was exported with another model; load that model, or start a new memory"));
         }
         if body.len() % 4 != 0 {

@@ -8,7 +8,8 @@ use super::window::{FusionChoice, GpuDecoder};
 use crate::Result;
 use crate::gpu::now_ms;
 
-/// Tokens that the probe runs on a GPU, and on a program that plays one.
+/// Tokens that the probe runs on a GPU (the widest step is whole, with a token behind it), and on a program that plays
+/// one, where each takes long.
 const PROBE_TOKENS: usize = 33;
 const PROBE_TOKENS_SOFTWARE: usize = 5;
 /// Nodes of the widest prefill step on a program that plays a GPU: a wider one gains nothing there.

@@ -199,6 +199,8 @@ mod tests {
         let shader = fields(include_str!("../../kernels/shared/sampling.wgsl"), "struct Sampling {");
         assert_eq!(shader, fields(include_str!("sampler.rs"), "pub struct Sampling {"));
         assert_eq!((MAX_BIAS, size_of::<Sampling>()), (64, 4 * (11 + 128)));
+        let window = format!("const WINDOW: u32 = {REPETITION_WINDOW}u;");
+        assert!(include_str!("../../kernels/penalize.wgsl").contains(&window));
     }
 
     #[test]

@@ -7,28 +7,25 @@ use super::forward::{Fusion, Outcome, features, forward, fused_norm_tokens, voca
 use super::sampler::Sampling;
 use super::weights::Weights;
 use crate::Result;
+use crate::cpu::draft::{MAX_CHUNKS, chunk_len};
 use crate::gpu::{Buffer, Dispatch, Gpu, Kernel, Range, Recording};
 use crate::kernels::Features;
+use crate::model::plan::layer_cache_bytes;
 use crate::model::{BLOCK, Config};
+
+pub use crate::cpu::draft::{MEMORY, PER_CHUNK};
 
 /// Positions that one chunk of attention covers.
 pub const CHUNK: usize = 32;
 
-/// Tokens that the memory of earlier answers holds, in front of the context.
-pub const MEMORY: usize = 32_768;
-/// Candidates that a chunk of memory and context sends to the draft.
-pub const CHUNK_CANDIDATES: usize = 8;
-/// Chunks that the draft takes candidates from, at most.
-const MAX_DRAFT_CHUNKS: usize = 128;
-
 /// Positions of a chunk of memory and context, a power of two, and the number of chunks.
 pub fn draft_chunks(max_seq_len: usize) -> (usize, usize) {
     let positions = MEMORY + max_seq_len;
-    let chunk = positions.div_ceil(MAX_DRAFT_CHUNKS).next_power_of_two().max(1024);
+    let chunk = chunk_len(positions);
     (chunk, positions.div_ceil(chunk))
 }
 
-/// Node counts for which steps are made.
+/// The widths of steps: the node counts for which they are recorded.
 pub const BUCKETS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
 /// What a step is recorded for.
@@ -71,7 +68,7 @@ pub struct Scratch {
     pub text: Buffer,
     /// The cache row of each position, `[max_seq_len]`: a permutation.
     pub slot_map: Buffer,
-    /// Candidates of a draft, `[chunks, 8]`.
+    /// Candidates of a draft, `[chunks, PER_CHUNK]`.
     pub candidates: Buffer,
     /// cos and sin for the rotary embedding, `[max_seq_len, head_dim / 2]`.
     pub rope: Buffer,
@@ -93,7 +90,7 @@ pub struct Scratch {
     pub gate_up: Buffer,
     /// Quantised activation, `[max_tokens, hidden_dim]`.
     pub act: Buffer,
-    /// `[max_tokens, vocab_size]`
+    /// Logits of each node, `[max_tokens, vocab_size]`.
     pub logits: Buffer,
     /// The best logit of each part of the vocabulary, `[max_tokens, parts]`.
     pub best: Buffer,
@@ -116,7 +113,7 @@ pub fn scratch_sizes(config: &Config, max_seq_len: usize, max_tokens: usize) -> 
         ("control", size_of::<Control>() as u64),
         ("text", 4 * (MEMORY as u64).saturating_add(max_seq_len as u64)),
         ("slot_map", product(&[4, max_seq_len])),
-        ("candidates", 4 * (CHUNK_CANDIDATES * MAX_DRAFT_CHUNKS) as u64),
+        ("candidates", 4 * (PER_CHUNK * MAX_CHUNKS) as u64),
         ("rope", product(&[4, max_seq_len, config.head_dim])),
         ("x", floats(config.dim)),
         ("h", quantized(config.dim)),
@@ -132,11 +129,6 @@ pub fn scratch_sizes(config: &Config, max_seq_len: usize, max_tokens: usize) -> 
         ("counts", floats(config.vocab_size)),
         ("thresholds", floats(1)),
     ]
-}
-
-/// Bytes of one layer's cache.
-pub fn cache_size(config: &Config, max_seq_len: usize) -> u64 {
-    4 * max_seq_len as u64 * config.kv_dim() as u64
 }
 
 /// The widest step whose buffers all fit one binding of `max_binding` bytes.
@@ -160,7 +152,7 @@ impl Scratch {
         let mut caches = Vec::new();
         for layer in 0..config.n_layers {
             let label = format!("the cache of layer {layer}");
-            caches.push(gpu.buffer(&label, cache_size(config, max_seq_len)).await?);
+            caches.push(gpu.buffer(&label, layer_cache_bytes(config, max_seq_len)).await?);
         }
         let turns = crate::cpu::rope_table(config, max_seq_len);
         gpu.write(&buffers["rope"], 0, bytemuck::cast_slice(&turns));
@@ -245,7 +237,7 @@ impl Steps {
             forward(config, weights, scratch, &pass, &mut |op| ops.push(op))?;
             lists.push((key, ops));
         }
-        let mut sources: Vec<crate::gpu::Source> = Vec::new();
+        let mut sources: Vec<crate::gpu::KernelSource> = Vec::new();
         for (source, ..) in lists.iter().flat_map(|(_, ops)| ops) {
             if !self.kernels.contains_key(&source.text) && !sources.iter().any(|known| known.text == source.text) {
                 sources.push(source.clone());

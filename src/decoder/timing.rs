@@ -11,8 +11,9 @@ use super::window::GpuDecoder;
 use crate::Result;
 use crate::gpu::now_ms;
 
-/// Steps of a short timed run, which are a third of a long one's, and how often both are repeated.
+/// Steps of a short timed run; a long one has three times as many.
 const STEPS: usize = 4;
+/// How often each run is timed; the shortest time counts.
 const REPEATS: usize = 3;
 /// Tokens decoded with each pair of window and windows in flight.
 const WINDOW_TOKENS: usize = 24;

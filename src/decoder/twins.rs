@@ -5,12 +5,12 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::control::{Control, MAX_NODES};
+use super::control::Control;
 use super::forward::{Fusion, Op, Ops, Outcome, features, forward, fused_norm_tokens, vocab_parts};
 use super::sampler::SamplingOptions;
 use super::step::{BUCKETS, CHUNK, MEMORY, Pass, Scratch};
 use super::weights::Weights;
-use crate::cpu::{self, KvCache, Quantized, Tree};
+use crate::cpu::{self, KvCache, MAX_NODES, Quantized, Tree};
 use crate::gpu::{Buffer, Dispatch, Gpu, GpuOptions, Kernel};
 use crate::kernels::Features;
 use crate::model::WeightSink;

@@ -86,8 +86,8 @@ impl Weights {
             let max_binding = if outside { max_binding } else { u64::MAX };
             made.insert((info.kind, info.layer), Matrix::new(gpu, info, max_binding).await?);
         }
-        let mut take = |kind, layer| {
-            let missing = || Error::ModelFormat(format!("the model has no {kind:?} in layer {layer}"));
+        let mut take = |kind: MatrixKind, layer| {
+            let missing = || Error::ModelFormat(format!("the model has no {} in layer {layer}", kind.name()));
             made.remove(&(kind, layer)).ok_or_else(missing)
         };
         let vectors = async |label: &str, n: usize| gpu.buffer(label, 4 * n as u64).await;
@@ -151,16 +151,17 @@ impl WeightSink for Weights {
             VectorKind::MlpNorm => of_layer.map(|layer| (&layer.mlp_vectors, 0)),
             VectorKind::QkvBias => of_layer.map(|layer| (&layer.attn_vectors, self.dim)),
         };
-        let (buffer, first) = place.ok_or_else(|| misplaced(&format!("{kind:?} of layer {layer}")))?;
+        let wrong = || misplaced(&format!("values of {} in layer {layer}", kind.name()));
+        let (buffer, first) = place.ok_or_else(wrong)?;
         if 4 * (first + values.len()) as u64 > buffer.size() {
-            return Err(misplaced(&format!("{kind:?} of layer {layer}")));
+            return Err(wrong());
         }
         self.gpu.write(buffer, 4 * first as u64, bytemuck::cast_slice(&values));
         self.wrote(4 * values.len()).await
     }
 
     async fn rows(&mut self, info: &MatrixInfo, first_row: usize, rows: Blocks) -> Result<()> {
-        let wrong = || misplaced(&format!("rows of {:?} in layer {}", info.kind, info.layer));
+        let wrong = || misplaced(&format!("rows of {} in layer {}", info.kind.name(), info.layer));
         let matrix = self.matrix(info).ok_or_else(wrong)?;
         if rows.format != matrix.format || rows.n_cols != matrix.n_cols || first_row + rows.n_rows > matrix.n_rows {
             return Err(wrong());
@@ -196,7 +197,7 @@ impl Matrix {
         let mut parts = Vec::new();
         for first_row in (0..info.n_rows).step_by(part_rows) {
             let n_rows = part_rows.min(info.n_rows - first_row);
-            let label = format!("{:?} of layer {}", info.kind, info.layer);
+            let label = format!("{} of layer {}", info.kind.name(), info.layer);
             let codes = gpu.buffer(&label, (n_rows * row_bytes) as u64).await?;
             let scales = gpu.buffer(&label, 4 * info.format.scale_words(n_rows * n_blocks) as u64).await?;
             parts.push(Part { first_row, n_rows, codes, scales });

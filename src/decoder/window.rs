@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
-use super::control::{Control, ORDERS, RECENT};
+use super::control::{Control, RECENT};
 use super::controller::{Controller, Costs, StepStats};
 use super::forward::{Fusion, Outcome};
 use super::memory::Memory;
@@ -12,6 +12,7 @@ use super::request::{Generated, Mode, News, OnTokens, Request, check_request, ch
 use super::sampler::SamplingOptions;
 use super::step::{BUCKETS, MEMORY, Scratch, StepKey, Steps, widest_bucket};
 use super::weights::Weights;
+use crate::cpu::draft::MAX_ORDER;
 use crate::gpu::{Gpu, Staging, now_ms};
 use crate::model::Config;
 use crate::{Error, Result};
@@ -32,9 +33,9 @@ pub enum FusionChoice {
     /// Times both once and takes the faster.
     #[default]
     Auto,
-    /// A kernel an operation.
+    /// [`Fusion::NONE`].
     None,
-    /// Six dispatches a layer.
+    /// [`Fusion::ALL`].
     All,
 }
 
@@ -73,10 +74,10 @@ pub struct GpuDecoder {
     /// What the probe's context gives in the plainest kernels.
     pub(super) reference: Trace,
     memory: Memory,
-    /// Whether answers are kept in the memory and drafted from.
+    /// Whether answers are kept in the memory and drafts are taken from it.
     remembers: bool,
-    /// How often drafts were right, as the GPU counted last: hits and tries.
-    reliability: ([u32; ORDERS], [u32; ORDERS]),
+    /// Hits and tries of each match length, as the GPU counted last.
+    reliability: ([u32; MAX_ORDER], [u32; MAX_ORDER]),
     /// Tokens whose keys and values are in the cache, from the first position on.
     cached: Vec<u32>,
     /// Milliseconds of a decode step and of a prefill step, as seen last; 0 before the first.
@@ -184,7 +185,8 @@ impl GpuDecoder {
         self.memory = memory;
     }
 
-    /// Whether answers are kept in the memory and drafted from; they are unless told otherwise. Answers what was so far.
+    /// Says whether answers are kept in the memory and drafts are taken from it, as they are at first; answers what held
+    /// before.
     pub fn set_remembers(&mut self, remembers: bool) -> bool {
         std::mem::replace(&mut self.remembers, remembers)
     }
@@ -230,8 +232,8 @@ impl GpuDecoder {
         }
     }
 
-    /// Records the steps of requests that sample, for every width that may be used. The layers and the head are those of
-    /// the other steps.
+    /// Records the steps of requests that sample, for every width that may be used. They need no check of their own:
+    /// their layers and their head are those of the other steps.
     async fn record_sampled(&mut self) -> Result<()> {
         let keys = self.widths.iter().map(|&width| StepKey { sampled: true, ..self.width_key(width) });
         let keys: Vec<StepKey> = keys.collect();

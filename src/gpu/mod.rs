@@ -67,7 +67,7 @@ pub enum Access {
 
 /// A kernel's complete WGSL text and what the host must know of it.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct KernelSource {
     /// The kernel's file name without its ending, for error messages.
     pub name: String,
     /// The text; its entry point is `main`.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::{Access, Adapter, Created, Dispatch, GpuOptions, LimitsRequest, Range, Source};
+use super::{Access, Adapter, Created, Dispatch, GpuOptions, KernelSource, LimitsRequest, Range};
 use crate::{Error, Result};
 
 /// A device and its queue. Clones share both.
@@ -239,14 +239,14 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Gpu`] with the kernel's name where one does not compile.
-    pub async fn compile(&self, sources: &[Source]) -> Result<Vec<Kernel>> {
+    pub async fn compile(&self, sources: &[KernelSource]) -> Result<Vec<Kernel>> {
         use rayon::prelude::*;
         let kernels = sources.par_iter().map(|source| self.compile_one(source)).collect::<Result<Vec<_>>>()?;
         self.shared.kernels.fetch_add(kernels.len(), Ordering::Relaxed);
         Ok(kernels)
     }
 
-    fn compile_one(&self, source: &Source) -> Result<Kernel> {
+    fn compile_one(&self, source: &KernelSource) -> Result<Kernel> {
         let device = &self.shared.device;
         let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let text = wgpu::ShaderModuleDescriptor {

@@ -10,7 +10,7 @@ use js_sys::{Array, JsNullable, JsString, Number, Object, Promise, Reflect, Uint
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, spawn_local};
 
-use super::{Access, Adapter, Created, Dispatch, GpuOptions, LimitsRequest, Range, Source};
+use super::{Access, Adapter, Created, Dispatch, GpuOptions, KernelSource, LimitsRequest, Range};
 use crate::{Error, Result};
 
 #[wasm_bindgen(module = "/src/gpu/replay.js")]
@@ -317,7 +317,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Gpu`] with the kernel's name where one does not compile.
-    pub async fn compile(&self, sources: &[Source]) -> Result<Vec<Kernel>> {
+    pub async fn compile(&self, sources: &[KernelSource]) -> Result<Vec<Kernel>> {
         let device = &self.shared.device;
         device.push_error_scope(web_sys::GpuErrorFilter::Validation);
         let started: Vec<_> = sources.iter().map(|source| self.start_compiling(source)).collect();
@@ -340,7 +340,7 @@ impl Gpu {
         Ok(kernels)
     }
 
-    fn start_compiling(&self, source: &Source) -> Result<Compiling, JsValue> {
+    fn start_compiling(&self, source: &KernelSource) -> Result<Compiling, JsValue> {
         let device = &self.shared.device;
         // On the first line, so that the lines of errors stay those of the kernel's file.
         let enable = if source.subgroups { "enable subgroups; " } else { "" };
@@ -519,7 +519,7 @@ struct Compiling {
 }
 
 impl Compiling {
-    async fn finish(self, source: &Source) -> Result<Kernel> {
+    async fn finish(self, source: &KernelSource) -> Result<Kernel> {
         match self.pipeline.await {
             Ok(pipeline) => Ok(Kernel { pipeline, layout: self.layout }),
             Err(error) => {
@@ -539,7 +539,7 @@ async fn first_fault(module: &web_sys::GpuShaderModule) -> Option<String> {
     Some(format!("line {}: {}", message.line_num(), message.message()))
 }
 
-fn refused_kernel(source: &Source, message: &str) -> Error {
+fn refused_kernel(source: &KernelSource, message: &str) -> Error {
     Error::Gpu { what: format!("kernel {}", source.name), message: message.to_owned() }
 }
 

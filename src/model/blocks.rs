@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::ggml::{self, GgmlType, MAX_BLOCK};
-use super::quantize::{Quantized, quantize_q4, quantize_q4_min, quantize_q8};
+use super::quantize::{QuantizedBlock, quantize_q4, quantize_q4_min, quantize_q8};
 use crate::parallel;
 
 /// Elements in a block.
@@ -345,7 +345,7 @@ fn quantize_block(format: Format, x: &[f32; BLOCK], codes: &mut [u32], halves: &
 }
 
 /// Writes a quantised block where it belongs.
-fn put(format: Format, quantized: &Quantized, codes: &mut [u32], halves: &mut [u16]) {
+fn put(format: Format, quantized: &QuantizedBlock, codes: &mut [u32], halves: &mut [u16]) {
     let out: &mut [u8] = bytemuck::cast_slice_mut(codes);
     halves[0] = quantized.scale.to_bits();
     if format == Format::Q4Min {

@@ -13,6 +13,16 @@ pub enum Architecture {
     Qwen2,
 }
 
+impl Architecture {
+    /// Its name, as GGUF files have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Architecture::Llama => "llama",
+            Architecture::Qwen2 => "qwen2",
+        }
+    }
+}
+
 /// Which elements of a head the rotary embedding turns together, as the file stores its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopePairs {
@@ -307,7 +317,7 @@ impl Keys<'_> {
                 "metadata key `{name}` differs from layer to layer, which does not run here: choose another model"
             )));
         }
-        let size = self.metadata.uint(&name).ok_or_else(|| impossible(&name, format!("{value:?} is no size")))?;
+        let size = self.metadata.uint(&name).ok_or_else(|| impossible(&name, format!("{value} is no size")))?;
         match usize::try_from(size) {
             Ok(size) if (1..=max).contains(&size) => Ok(Some(size)),
             _ => Err(impossible(&name, format!("{size} is not from 1 to {max}"))),
@@ -323,7 +333,7 @@ impl Keys<'_> {
         let Some(value) = self.metadata.get(&name) else { return Ok(None) };
         match self.metadata.float(&name) {
             Some(float) => Ok(Some(float)),
-            None => Err(impossible(&name, format!("{value:?} is no number"))),
+            None => Err(impossible(&name, format!("{value} is no number"))),
         }
     }
 

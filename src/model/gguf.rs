@@ -267,7 +267,7 @@ fn header(reader: &mut Reader) -> Result<Gguf, Stop> {
         Some(&Value::Uint(n)) if n.is_power_of_two() && n <= MAX_ALIGNMENT => n,
         Some(value) => {
             return Err(damaged(format!(
-                "metadata key `general.alignment` is {value:?}, not a power of two up to {MAX_ALIGNMENT}"
+                "metadata key `general.alignment` is {value}, not a power of two up to {MAX_ALIGNMENT}"
             ))
             .into());
         }

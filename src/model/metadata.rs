@@ -1,6 +1,10 @@
 //! Key-value metadata of a model file, whatever the file's format.
 
 use std::collections::BTreeMap;
+use std::fmt;
+
+/// Characters of a string that a sentence shows.
+const MAX_SHOWN: usize = 40;
 
 /// One metadata value.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,6 +25,25 @@ pub enum Value {
     Floats(Vec<f32>),
     /// An array of strings.
     Strings(Vec<String>),
+}
+
+/// A value in a sentence: numbers as they are, a string cut short, an array by its length.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Uint(value) => write!(f, "{value}"),
+            Value::Int(value) => write!(f, "{value}"),
+            Value::Float(value) => write!(f, "{value}"),
+            Value::Bool(value) => write!(f, "{value}"),
+            Value::String(text) => {
+                let short: String = text.chars().take(MAX_SHOWN).collect();
+                write!(f, "\"{}{}\"", short.escape_debug(), if short.len() < text.len() { "…" } else { "" })
+            }
+            Value::Ints(values) => write!(f, "a list of {} integers", values.len()),
+            Value::Floats(values) => write!(f, "a list of {} numbers", values.len()),
+            Value::Strings(values) => write!(f, "a list of {} strings", values.len()),
+        }
+    }
 }
 
 /// The metadata of a model file, by key.
@@ -101,6 +124,24 @@ impl Metadata {
         match self.get(key)? {
             Value::Floats(values) => Some(values),
             _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Value;
+
+    #[test]
+    fn values_are_told_in_words() {
+        for (value, words) in [
+            (Value::Uint(7), "7"),
+            (Value::Float(0.5), "0.5"),
+            (Value::String("a\n\"b\"".into()), r#""a\n\"b\"""#),
+            (Value::String("é".repeat(50)), &format!("\"{}…\"", "é".repeat(40))),
+            (Value::Ints(vec![1, 2, 3]), "a list of 3 integers"),
+        ] {
+            assert_eq!(value.to_string(), words);
         }
     }
 }

@@ -71,6 +71,18 @@ pub enum VectorKind {
     QkvBias,
 }
 
+impl VectorKind {
+    /// Its name, such as `attn_norm`.
+    pub fn name(self) -> &'static str {
+        match self {
+            VectorKind::AttnNorm => "attn_norm",
+            VectorKind::MlpNorm => "mlp_norm",
+            VectorKind::Norm => "norm",
+            VectorKind::QkvBias => "qkv_bias",
+        }
+    }
+}
+
 /// A matrix of a model and how it is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MatrixInfo {

@@ -43,7 +43,7 @@ impl MemoryPlan {
             weights_q4_min: weights(Format::Q4Min),
             weights_q8: weights(Format::Q8),
             vectors: 4 * floats,
-            cache: cache_bytes(config, context),
+            cache: layer_cache_bytes(config, context).saturating_mul(config.n_layers as u64),
             scratch: scratch(config, context),
             largest_matrix: model.matrices().iter().map(|matrix| matrix.bytes()).max().unwrap_or(0),
             file: model.file_bytes,
@@ -58,7 +58,7 @@ impl MemoryPlan {
     }
 }
 
-/// Bytes of the cache: keys and values of `context` positions in every layer, 16 bits each.
-pub fn cache_bytes(config: &Config, context: usize) -> u64 {
-    [config.n_layers as u64, 2, context as u64, config.kv_dim() as u64, 2].into_iter().fold(1, u64::saturating_mul)
+/// Bytes of one layer's cache: keys and values of `context` positions, 16 bits each.
+pub fn layer_cache_bytes(config: &Config, context: usize) -> u64 {
+    [2, context as u64, config.kv_dim() as u64, 2].into_iter().fold(1, u64::saturating_mul)
 }

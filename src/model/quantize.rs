@@ -20,7 +20,7 @@ const HALF_MAX: f32 = 65_504.0;
 /// A block in 4 bits: `scale * (code - offset) + minimum`, offset 8 without a minimum and 0 with one; or in 8 bits,
 /// with signed codes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Quantized {
+pub struct QuantizedBlock {
     /// The codes as small numbers: 0 to 15 in 4 bits, -127 to 127 in 8 bits.
     pub codes: [i8; BLOCK],
     /// The scale.
@@ -30,7 +30,7 @@ pub struct Quantized {
 }
 
 /// `scale * (code - 8)`: the best of a few grids for `x`, whose values must be finite.
-pub fn quantize_q4(x: &[f32; BLOCK]) -> Quantized {
+pub fn quantize_q4(x: &[f32; BLOCK]) -> QuantizedBlock {
     // Where the value of largest magnitude lands: -8 reaches farthest, and a little past it lets the others sit better.
     const TARGETS: [f32; 5] = [-8.0, -8.5, -7.6, 7.4, -9.0];
     let x = saturated(x, 8.0 * HALF_MAX);
@@ -38,14 +38,14 @@ pub fn quantize_q4(x: &[f32; BLOCK]) -> Quantized {
 }
 
 /// `scale * code` with codes from -127 to 127: the best of a few grids for `x`, whose values must be finite.
-pub fn quantize_q8(x: &[f32; BLOCK]) -> Quantized {
+pub fn quantize_q8(x: &[f32; BLOCK]) -> QuantizedBlock {
     const TARGETS: [f32; 4] = [127.0, 126.4, 125.6, 124.5];
     let x = saturated(x, 127.0 * HALF_MAX);
     symmetric(&x, &TARGETS, Codes { lowest: -127.0, highest: 127.0, offset: 0 })
 }
 
 /// `scale * code + minimum`: the best of a few grids for `x`, whose values must be finite.
-pub fn quantize_q4_min(x: &[f32; BLOCK]) -> Quantized {
+pub fn quantize_q4_min(x: &[f32; BLOCK]) -> QuantizedBlock {
     // How much of the range each end gives up, in fifteenths: clipping the extremes lets the others sit better.
     // Twenty such cuts lower the error of real weights by two more percent, for four times the work.
     const CUTS: [(f32, f32); 4] = [(0.0, 0.0), (0.5, 0.5), (0.6, 0.0), (0.0, 0.6)];
@@ -88,7 +88,7 @@ pub fn quantize_q4_min(x: &[f32; BLOCK]) -> Quantized {
     }
     let (scale, minimum) = best;
     let inverse = inverse(scale);
-    Quantized {
+    QuantizedBlock {
         codes: x.map(|x| affine_code(x, inverse, minimum) as i8),
         scale: f16::from_f32(scale),
         minimum: f16::from_f32(minimum),
@@ -130,7 +130,7 @@ fn affine_code(x: f32, inverse: f32, minimum: f32) -> f32 {
 
 /// The best symmetric grid for `x`, a scale that is an f16. `targets` are the codes that the value of largest
 /// magnitude is put at to begin with; the first is also measured without refinement.
-fn symmetric(x: &[f32; BLOCK], targets: &[f32], codes: Codes) -> Quantized {
+fn symmetric(x: &[f32; BLOCK], targets: &[f32], codes: Codes) -> QuantizedBlock {
     let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     let extreme = if x.contains(&most) { most } else { -most };
     let mut best = half(extreme / targets[0]);
@@ -147,7 +147,7 @@ fn symmetric(x: &[f32; BLOCK], targets: &[f32], codes: Codes) -> Quantized {
         }
     }
     let inverse = inverse(best);
-    Quantized {
+    QuantizedBlock {
         codes: x.map(|x| (symmetric_code(x, inverse, codes) as i32 + codes.offset) as i8),
         scale: f16::from_f32(best),
         minimum: f16::ZERO,

@@ -1,6 +1,9 @@
 // The page's handle on the engine, which runs in a worker.
 
-import type { Completion, EngineInfo, EngineOptions, FromWorker, Message, Mode, Progress, SamplingOptions, StepReport, ToWorker } from "./protocol.ts";
+import {
+  ForerunError, type Completion, type EngineInfo, type EngineOptions, type FromWorker, type Message, type Mode,
+  type Progress, type SamplingOptions, type StepReport, type ToWorker,
+} from "./protocol.ts";
 
 /** How to load a model. */
 export interface LoadOptions extends EngineOptions {
@@ -21,16 +24,6 @@ export interface GenerateOptions extends SamplingOptions {
   onSteps?: (report: StepReport) => void;
   /** Ends the answer; what was generated so far stands, with the finish reason `abort`. */
   signal?: AbortSignal;
-}
-
-/** Why a request failed. `name` is the kind: `GpuUnavailableError`, `OutOfMemoryError`, `ModelFormatError`, … */
-export class ForerunError extends Error {
-  constructor(
-    override readonly name: string,
-    message: string,
-  ) {
-    super(message);
-  }
 }
 
 /** An answer on its way: iterate over its pieces of text, or wait for the whole. */

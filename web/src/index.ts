@@ -1,4 +1,5 @@
 // Forerun in a page: load a model, stream its answers.
 
-export { Engine, ForerunError, load, type GenerateOptions, type Generation, type LoadOptions } from "./engine.ts";
+export { Engine, load, type GenerateOptions, type Generation, type LoadOptions } from "./engine.ts";
+export { ForerunError } from "./protocol.ts";
 export type { Completion, EngineInfo, EngineOptions, Message, Mode, Progress, SamplingOptions, StepReport } from "./protocol.ts";

@@ -10,7 +10,7 @@ export interface Progress {
   total: number;
 }
 
-/** How the loop waits for the GPU. The tokens do not depend on it. */
+/** How the loop decodes. The tokens do not depend on it. */
 export type Mode = "adaptive" | "loop" | "greedy" | "tree2" | "tree4" | "tree8" | "tree16" | "tree32";
 
 /** Options for the engine itself; the names are those that the bindings read. */
@@ -131,6 +131,16 @@ export interface Completion {
   ttftMs: number;
   /** Time of each token behind the first, in milliseconds. */
   decodeMsPerToken: number;
+}
+
+/** Why a request failed. `name` is the kind: `GpuUnavailableError`, `OutOfMemoryError`, `ModelFormatError`, … */
+export class ForerunError extends Error {
+  constructor(
+    override readonly name: string,
+    message: string,
+  ) {
+    super(message);
+  }
 }
 
 /** An error on its way between threads. */

@@ -73,7 +73,7 @@ class RangeSource implements ByteSource {
     readonly close: () => void,
   ) {
     this.name = url;
-    this.keep(0, first);
+    this.keep(0, first.then((bytes) => this.whole(0, bytes)));
   }
 
   async read(offset: number, length: number): Promise<Uint8Array> {
@@ -96,9 +96,20 @@ class RangeSource implements ByteSource {
     this.pieces.set(number, piece);
   }
 
+  /** The bytes of a piece, from the first to behind the last. */
+  private span(number: number): [number, number] {
+    return [number * PIECE, Math.min((number + 1) * PIECE, this.size)];
+  }
+
+  /** A piece, which must have all its bytes. */
+  private whole(number: number, bytes: Uint8Array): Uint8Array {
+    const [start, end] = this.span(number);
+    if (bytes.length === end - start) return bytes;
+    throw new ReadError(`${this.name} answered ${bytes.length} bytes instead of ${end - start}: try again`);
+  }
+
   private async fetch(number: number): Promise<Uint8Array> {
-    const start = number * PIECE;
-    const end = Math.min(start + PIECE, this.size);
+    const [start, end] = this.span(number);
     for (let attempt = 0; ; attempt += 1) {
       try {
         const response = await request(this.name, {
@@ -109,11 +120,7 @@ class RangeSource implements ByteSource {
           await response.body?.cancel();
           throw new ReadError(`${this.name} stopped answering byte ranges: try again, or download it and choose the file`);
         }
-        const bytes = await bytesOf(response, this.name);
-        if (bytes.length !== end - start) {
-          throw new ReadError(`${this.name} answered ${bytes.length} bytes instead of ${end - start}: try again`);
-        }
-        return bytes;
+        return this.whole(number, await bytesOf(response, this.name));
       } catch (error) {
         if (this.signal.aborted || attempt === RETRIES || error instanceof AnswerError) throw error;
         await new Promise((resolve) => setTimeout(resolve, RETRY_MS * 2 ** attempt));

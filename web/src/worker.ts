@@ -3,7 +3,7 @@
 
 import init, { Engine } from "../pkg/forerun.js";
 import * as kept from "./kept.ts";
-import type { EngineInfo, EngineOptions, FromWorker, ToWorker } from "./protocol.ts";
+import { ForerunError, type EngineInfo, type EngineOptions, type FromWorker, type ToWorker } from "./protocol.ts";
 import { openBlob, openUrl, type ByteSource } from "./source.ts";
 
 /** What of a worker's global scope is used here; TypeScript's own types of it clash with a page's. */
@@ -29,7 +29,7 @@ function tell(phase: string, loaded = 0, total = 0): void {
 }
 
 function loaded(): Engine {
-  if (!engine) throw new Error("no model is loaded: load one first");
+  if (!engine) throw new ForerunError("BadInputError", "no model is loaded: load one first");
   return engine;
 }
 

@@ -3,10 +3,10 @@
 import { createServer } from "node:http";
 
 /**
- * Serves `files[name]`, `{ bytes, ranges?, type?, hides?, length?, breaks?, drops? }`:
+ * Serves `files[name]`, `{ bytes, ranges?, type?, hides?, length?, breaks?, drops?, short? }`:
  * `ranges: false` ignores byte ranges, `hides` keeps Content-Range from other origins, `length: false` leaves the
  * length out, `breaks` ends each answer's connection after so many bytes, `drops` refuses so many requests,
- * the one for the start of the file aside.
+ * the one for the start of the file aside, `short` leaves the last byte of each range out.
  * `seen` counts requests and the most bytes that were asked for at once.
  */
 export async function serveFiles(files) {
@@ -18,7 +18,8 @@ export async function serveFiles(files) {
     if (!file) return void response.writeHead(404, headers).end("no such file");
     const range = file.ranges === false ? null : /^bytes=(\d+)-(\d+)$/.exec(request.headers.range ?? "");
     const start = range ? Number(range[1]) : 0;
-    const end = range ? Math.min(Number(range[2]) + 1, file.bytes.length) : file.bytes.length;
+    const asked = range ? Math.min(Number(range[2]) + 1, file.bytes.length) : file.bytes.length;
+    const end = range && file.short ? asked - 1 : asked;
     if (start > 0 && file.drops > 0) {
       file.drops -= 1;
       return void request.socket.destroy();

@@ -71,3 +71,12 @@ test("a file that a person chose", async () => {
   await state(page, "ready");
   assert.equal(await page.textContent("#model-chip"), "mine.gguf");
 });
+
+test("every page has its icon", async () => {
+  for (const name of ["", "chat/", "speculation/", "agreement/"]) {
+    const address = server.address + name;
+    const [, icon] = /<link rel="icon" href="([^"]+)"/.exec(await (await fetch(address)).text());
+    const answer = await fetch(new URL(icon, address));
+    assert.match(answer.headers.get("content-type"), /svg/, `${name}: ${icon}`);
+  }
+});

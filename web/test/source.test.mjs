@@ -19,6 +19,7 @@ const files = {
   breaking: { bytes: bytes.subarray(0, 8 * MIB), ranges: false, breaks: MIB },
   page: { bytes: Buffer.from("<!doctype html>"), type: "text/html; charset=utf-8" },
   empty: { bytes: Buffer.alloc(0) },
+  short: { bytes: bytes.subarray(0, 1000), short: true },
 };
 
 let server, browser, page, web;
@@ -55,6 +56,7 @@ test("the bytes of a file", async () => {
 const refusals = {
   missing: /\/missing answered 404 Not Found: check the address$/,
   page: /\/page answered with a web page \(text\/html; charset=utf-8\) instead of a model: check the address/,
+  short: /\/short answered 999 bytes instead of 1000: try again$/,
   unsized: /^the server of .*\/unsized does not tell its length: download it and choose the file/,
   breaking: /^the download of .*\/breaking broke off \(.*\): check the network and try again$/,
 };

@@ -1,7 +1,7 @@
 //! A check of the browser's GPU without a model: what the adapter is, and whether every operation of the engine's GPU
 //! layer does what it should. The browser tests run it, and a person with a strange machine can.
 
-use forerun::gpu::{Access, Created, Dispatch, Gpu, GpuOptions, LimitsRequest, Source};
+use forerun::gpu::{Access, Created, Dispatch, Gpu, GpuOptions, KernelSource, LimitsRequest};
 use forerun::{Error, Result};
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
@@ -76,15 +76,15 @@ fn bytes_of(words: &[u32]) -> Vec<u8> {
 }
 
 /// A kernel whose only binding is `x: array<u32>`, read and written, in workgroups of 64.
-fn source(name: &str, body: &str) -> Source {
+fn source(name: &str, body: &str) -> KernelSource {
     let text = format!(
         "@group(0) @binding(0) var<storage, read_write> x: array<u32>;\n\n@compute @workgroup_size(64)\nfn \
          main(@builtin(global_invocation_id) id: vec3u) {{\n    let i = id.x;\n{body}\n}}\n"
     );
-    Source { name: name.into(), text, access: vec![Access::ReadWrite], subgroups: false }
+    KernelSource { name: name.into(), text, access: vec![Access::ReadWrite], subgroups: false }
 }
 
-async fn compile_one(gpu: &Gpu, source: Source) -> Result<forerun::gpu::Kernel> {
+async fn compile_one(gpu: &Gpu, source: KernelSource) -> Result<forerun::gpu::Kernel> {
     let mut kernels = gpu.compile(&[source]).await?;
     kernels.pop().ok_or_else(|| Error::Gpu { what: "a compilation".into(), message: "it gave no kernel".into() })
 }
@@ -155,7 +155,7 @@ async fn too_large(gpu: &Gpu) -> Result<()> {
     }
 }
 
-async fn run_once(gpu: &Gpu, source: Source, input: &[u32]) -> Result<Vec<u32>> {
+async fn run_once(gpu: &Gpu, source: KernelSource, input: &[u32]) -> Result<Vec<u32>> {
     let kernel = compile_one(gpu, source).await?;
     let buffer = gpu.buffer("check", 64 * 4).await?;
     gpu.write(&buffer, 0, &bytes_of(input));
@@ -174,7 +174,7 @@ async fn packed_dot(gpu: &Gpu) -> Result<()> {
 
 async fn subgroups(gpu: &Gpu) -> Result<()> {
     let source = source("subgroups", "    x[i] = subgroupAdd(x[i]) / subgroupAdd(1u);");
-    let source = Source { subgroups: true, ..source };
+    let source = KernelSource { subgroups: true, ..source };
     expect("subgroupAdd", run_once(gpu, source, &[5; 64]).await?, vec![5; 64])
 }
 

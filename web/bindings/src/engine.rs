@@ -160,7 +160,7 @@ fn report(piece: &Piece<'_>, wanted: bool) -> JsValue {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct About {
-    architecture: String,
+    architecture: &'static str,
     context_length: usize,
     backend: &'static str,
     adapter: Option<String>,
@@ -283,7 +283,7 @@ impl Engine {
         let created = decoder.map(|decoder| decoder.gpu().created()).unwrap_or_default();
         let adapter = self.inner.adapter();
         to_json(&About {
-            architecture: format!("{:?}", self.inner.config().architecture).to_lowercase(),
+            architecture: self.inner.config().architecture.name(),
             context_length: self.inner.context(),
             backend: self.inner.backend_name(),
             adapter: adapter.map(|adapter| adapter.name.clone()),
@@ -306,9 +306,10 @@ impl Engine {
         })
     }
 
-    /// Answers a request given as JSON (`text` or `messages`, `maxTokens`, `mode`, how to sample) and gives back the whole answer with
-    /// its statistics as JSON. `on_text(piece, steps)` gets the text as it comes, and now and then an empty piece; it
-    /// answers whether to go on. Where the request has `steps`, it also gets what the steps did, as JSON.
+    /// Answers a request given as JSON (`text` or `messages`, `maxTokens`, `mode`, how to sample) and gives back the
+    /// whole answer with its statistics as JSON. `on_text(piece, steps)` gets the text as it comes, and now and then an
+    /// empty piece; it answers whether to go on. Where the request has `steps`, it also gets what the steps did, as
+    /// JSON.
     pub async fn complete(&mut self, request: String, on_text: Function) -> Result<String, JsValue> {
         let request: Request = parse("request", &request)?;
         let prompt = match (&request.text, &request.messages) {
