@@ -1,7 +1,7 @@
 //! The session memory in a file: answers that later sessions draft from.
 
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::Path;
 
 use forerun::session::Engine;
@@ -15,10 +15,16 @@ pub fn open(engine: &mut Engine, args: &AnswerArgs) -> Outcome {
         decoder.set_remembers(false);
     }
     let Some(path) = &args.memory else { return Ok(()) };
-    match fs::read(path) {
-        Ok(bytes) => engine.import_memory(&bytes).map_err(|error| refused(path, &error)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(refused(path, &error)),
+    match fs::metadata(path) {
+        // A pipe or a device may have no end.
+        Ok(about) if about.is_file() => {
+            let bytes = fs::read(path).map_err(|error| unusable(path, &error))?;
+            engine.import_memory(&bytes).map_err(|error| refused(path, &error))
+        }
+        Ok(_) => Err(refused(path, &"it is no file: give a file, or the name of one to make")),
+        // Told now, not behind an answer that could not be kept.
+        Err(error) if error.kind() == ErrorKind::NotFound && folder(path).is_dir() => Ok(()),
+        Err(error) => Err(unusable(path, &error)),
     }
 }
 
@@ -28,14 +34,19 @@ pub fn keep(engine: &Engine, args: &AnswerArgs) -> Outcome {
     if engine.gpu_decoder().is_none() {
         return Ok(());
     }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let written = (|| {
-        let part = folder.join(format!(".{}.part", std::process::id()));
-        let mut file = fs::File::create(&part)?;
-        file.write_all(&engine.export_memory())?;
-        fs::rename(&part, path).inspect_err(|_| drop(fs::remove_file(&part)))
-    })();
-    written.map_err(|error| refused(path, &error))
+    // A link stays one.
+    let place = fs::canonicalize(path).unwrap_or(path.clone());
+    let part = folder(&place).join(format!(".{}.part", std::process::id()));
+    let written = fs::write(&part, engine.export_memory()).and_then(|()| fs::rename(&part, &place));
+    written.inspect_err(|_| drop(fs::remove_file(&part))).map_err(|error| unusable(path, &error))
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn unusable(path: &Path, error: &std::io::Error) -> Failure {
+    refused(path, &format!("{error}; give a file that can be read and written"))
 }
 
 fn refused(path: &Path, error: &dyn std::fmt::Display) -> Failure {

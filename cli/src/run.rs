@@ -54,7 +54,7 @@ pub fn run(args: &RunArgs) -> Outcome {
     let mut engine = load::load(&args.model, &args.engine)?;
     memory::open(&mut engine, &args.answer)?;
     let (completion, interrupted) = answer(&mut engine, prompt, &args.answer, !args.json)?;
-    memory::keep(&engine, &args.answer)?;
+    let kept = memory::keep(&engine, &args.answer);
     let mode = args.answer.mode;
     if args.json {
         let generated = &completion.generated;
@@ -73,6 +73,7 @@ pub fn run(args: &RunArgs) -> Outcome {
             steps_by_width: generated.widths,
             step_ms: engine
                 .gpu_decoder()
+                .filter(|decoder| decoder.window().is_some())
                 .map(|decoder| decoder.costs().ms.map(|ms| Some(ms).filter(|ms| ms.is_finite()))),
             window: engine.gpu_decoder().and_then(|decoder| decoder.window()),
             dispatches_per_step: engine.dispatches_per_step(),
@@ -82,6 +83,7 @@ pub fn run(args: &RunArgs) -> Outcome {
     } else {
         output::aside(&statistics(&engine, &completion, mode));
     }
+    kept?;
     if interrupted { Err(Failure::Interrupted) } else { Ok(()) }
 }
 

@@ -39,16 +39,21 @@ async function load({ model, options }: Extract<ToWorker, { kind: "load" }>): Pr
     return source!.read(offset, length);
   };
   try {
-    engine = await Engine.load(name, size, read, JSON.stringify(options), tell);
+    engine = await Engine.load(name, size, read, JSON.stringify(options, named), tell);
   } finally {
     source.close();
   }
   return info();
 }
 
+/** JSON would make null of these, which means that an option is not given. */
+function named(_key: string, value: unknown): unknown {
+  return typeof value === "number" && !Number.isFinite(value) ? String(value) : value;
+}
+
 async function complete({ request }: Extract<ToWorker, { kind: "complete" }>): Promise<unknown> {
   if (!engine) throw new Error("no model is loaded: load one first");
-  const answer = await engine.complete(JSON.stringify(request), (piece: string, steps: string | null) => {
+  const answer = await engine.complete(JSON.stringify(request, named), (piece: string, steps: string | null) => {
     if (steps) say({ kind: "text", piece, steps: JSON.parse(steps) });
     else if (piece) say({ kind: "text", piece });
     return !isAborted;

@@ -250,6 +250,7 @@ impl Engine {
             }),
             dispatches_per_step: self.inner.dispatches_per_step(),
             step_ms: decoder
+                .filter(|decoder| decoder.window().is_some())
                 .map(|decoder| decoder.costs().ms.map(|ms| Some(ms).filter(|ms| ms.is_finite())).to_vec())
                 .unwrap_or_default(),
             window: decoder.and_then(|decoder| decoder.window()),
