@@ -39,7 +39,7 @@ export interface EngineInfo {
   fusion: "none" | "all" | "some" | null;
   /** GPU dispatches for one token. */
   dispatchesPerStep: number;
-  /** What a step of 1, 2, 4, 8, 16 and 32 nodes takes in milliseconds; null where it was not timed. */
+  /** What a step of 1, 2, 4, 8, 16 and 32 nodes takes in milliseconds; null where it was not timed, none where nothing was. */
   stepMs: (number | null)[];
   /** Steps of a window and windows in flight, where they were calibrated. */
   window: [number, number] | null;

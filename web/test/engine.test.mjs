@@ -125,7 +125,7 @@ const refusals = [
   ["empty.gguf", {}, /^(ModelFormat|Io)Error: /],
   ["nothing.gguf", {}, /^IoError: .*answered 404/],
   ["tiny.gguf", { contextLength: 100_000 }, /^BadInputError: a context of 100000 tokens was asked for/],
-  ["tiny.gguf", { fusion: "some" }, /^BadInputError: the options are wrong/],
+  ["tiny.gguf", { fusion: "some" }, /^BadInputError: the options cannot be read/],
 ];
 for (const [name, options, sentence] of refusals) {
   test(`the error for ${name} ${JSON.stringify(options)}`, async () => {

@@ -197,7 +197,7 @@ impl Engine {
         options: String,
         on_progress: Function,
     ) -> Result<Engine, JsValue> {
-        let options: LoadOptions = parse("options", &options)?;
+        let options: LoadOptions = parse("the options", &options)?;
         let options = EngineOptions {
             context: options.context_length,
             backend: match options.backend {
@@ -265,7 +265,7 @@ impl Engine {
     /// its statistics as JSON. `on_text(piece, steps)` gets the text as it comes, and now and then an empty piece; it
     /// answers whether to go on. Where the request has `steps`, it also gets what the steps did, as JSON.
     pub async fn complete(&mut self, request: String, on_text: Function) -> Result<String, JsValue> {
-        let request: Request = parse("request", &request)?;
+        let request: Request = parse("the request", &request)?;
         let prompt = match (&request.text, &request.messages) {
             (Some(text), None) => Prompt::Raw(text),
             (None, Some(messages)) => Prompt::Chat(messages),
