@@ -3,11 +3,13 @@
 mod common;
 
 use std::ops::ControlFlow;
+use std::panic::AssertUnwindSafe;
 
 use common::TinyModel;
 use forerun::cpu::{CpuModel, CpuWeights};
 use forerun::decoder::controller::Costs;
 use forerun::decoder::memory::Memory;
+use forerun::decoder::request::News;
 use forerun::decoder::step::MEMORY;
 use forerun::decoder::{Finish, FusionChoice, GpuDecoder, Mode, Request, SamplingOptions, Weights};
 use forerun::gpu::{Gpu, GpuOptions, LimitsRequest};
@@ -163,6 +165,11 @@ fn speculation_changes_no_token() {
                 let finish = if n == at + 1 { Finish::EndToken } else { Finish::Length };
                 assert_eq!((ended.tokens.as_slice(), ended.finish), (&answer[..n], Some(finish)));
             }
+            // A memory that is larger than its place in front of the context.
+            let mut large = Memory::new(2 * MEMORY);
+            large.remember(&vec![answer[0]; 2 * MEMORY]);
+            decoder.set_memory(large);
+            assert_eq!(decoder.memory().tokens().len(), MEMORY);
             let to_the_end = generate(&mut decoder, &prompt(150), 1000, Mode::Tree(32)).await;
             assert_eq!(to_the_end.len(), 42);
             assert_eq!(generate(&mut decoder, &prompt(150), 1000, Mode::Loop).await, to_the_end);
@@ -277,6 +284,22 @@ fn a_reused_prefix_and_an_aborted_request_change_nothing() {
             assert_eq!(generated.finish, None);
             assert_eq!(generate(&mut decoder, &longer, 16, Mode::Loop).await, reused);
         }
+
+        // Dropped with windows in flight, as a panic in the callback does.
+        decoder.set_window(Some((4, 4)));
+        for mode in [Mode::Loop, Mode::Tree(8)] {
+            let sampling = SamplingOptions::default();
+            let request = Request { prompt: &longer, max_tokens: 40, end_tokens: &[], mode, sampling };
+            let dropped = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                let mut on_tokens = |news: &News<'_>| match news.tokens {
+                    [] => ControlFlow::Continue(()),
+                    _ => std::panic::resume_unwind(Box::new("dropped")),
+                };
+                pollster::block_on(decoder.generate(&request, &mut on_tokens))
+            }));
+            assert!(dropped.is_err());
+            assert_eq!(generate(&mut decoder, &longer, 16, mode).await, reused);
+        }
     });
 }
 
@@ -350,5 +373,22 @@ fn the_gpu_agrees_with_the_cpu_twins() {
                 assert!(apart <= bound, "logits of {spread} behind token {i} differ by {apart}");
             }
         }
+    });
+}
+
+#[test]
+fn contexts_too_long_for_the_device_are_told() {
+    pollster::block_on(async {
+        let gpu = Gpu::new(GpuOptions { limits: LimitsRequest::Default, plain: false }).await.unwrap();
+        let long =
+            |max_seq_len| TinyModel { max_seq_len, n_layers: 1, n_heads: 1, n_kv_heads: 1, ..TinyModel::default() };
+        // The cache of a layer does not fit one binding.
+        let tiny = TinyModel { head_dim: 64, ..long(600_000) };
+        let (source, model) = open(&tiny).await;
+        let mut weights = Weights::new(&gpu, &model.config, model.matrices()).await.unwrap();
+        model.stream(&source, STAGING, &mut weights).await.unwrap();
+        let refused = GpuDecoder::new(&gpu, &model.config, weights, 600_000, FusionChoice::None).await;
+        let error = refused.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("ask for a shorter context"), "{error}");
     });
 }

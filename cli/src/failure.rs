@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use forerun::Error;
 
+use crate::format::plain;
+
 /// What a command ends with.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
@@ -68,9 +70,8 @@ const MAX_LINE: usize = 1000;
 pub fn say(text: &str) {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     // A name from a file may hold what a terminal takes for a command, and may be long.
-    let plain = line.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c });
-    let shown: String = plain.clone().take(MAX_LINE).collect();
-    let rest = if plain.count() > MAX_LINE { " …" } else { "" };
+    let shown: String = plain(&line).chars().take(MAX_LINE).collect();
+    let rest = if line.chars().count() > MAX_LINE { " …" } else { "" };
     // With stderr closed there is nobody left to tell.
     let _ = writeln!(io::stderr(), "forerun: {shown}{rest}");
 }

@@ -51,6 +51,11 @@ pub fn things(n: usize, word: &str) -> String {
     format!("{} {word}{}", count(n as u64), if n == 1 { "" } else { "s" })
 }
 
+/// A name from a file, without what a terminal takes for a command or a new line.
+pub fn plain(name: &str) -> String {
+    name.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
 /// Lines of columns two spaces apart; columns in `right` are set flush right.
 pub fn table(rows: &[Vec<String>], right: &[usize]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);

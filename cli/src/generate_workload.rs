@@ -1,7 +1,7 @@
 //! `forerun generate-workload`: answers to a file of prompts, recorded as tokens.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -36,6 +36,11 @@ pub fn generate_workload(args: &GenerateWorkloadArgs) -> Outcome {
             *n <= limit.get()
         });
     }
+    let same = |path: &Path| fs::canonicalize(path).ok().zip(fs::canonicalize(&args.output).ok());
+    if args.prompts.iter().filter_map(|path| same(path)).any(|(prompts, output)| prompts == output) {
+        let name = args.output.display();
+        return Err(Failure::Input(format!("{name} holds the prompts: give another file to write")));
+    }
     // Before the model, which takes longer.
     args.sampling.options().check()?;
     let (mut file, known) = open_output(&args.output)?;
@@ -57,20 +62,38 @@ pub fn generate_workload(args: &GenerateWorkloadArgs) -> Outcome {
     Ok(())
 }
 
-/// Opens the output to write behind what it holds, and tells the ids it holds. A last line without an end was being
+/// Opens the output to write behind what it holds, and tells the ids it holds. A last line that is not whole was being
 /// written when a run was broken off: it is taken away.
 fn open_output(path: &Path) -> Outcome<(File, HashSet<String>)> {
     let name = path.display();
     let fault = |error| Failure::Input(format!("cannot write {name} ({error}): give a file that can be written"));
     let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(fault)?;
+    if !file.metadata().map_err(fault)?.is_file() {
+        return Err(Failure::Input(format!("{name} is no file that answers can be kept in: give one")));
+    }
     let mut text = std::io::read_to_string(&file).map_err(fault)?;
     let torn = text.split_off(text.rfind('\n').map_or(0, |end| end + 1));
     const BEGINNING: &str = "{\"task\":";
-    if !torn.starts_with(BEGINNING) && !BEGINNING.starts_with(&torn) {
-        return Err(Failure::Input(format!("{name} holds something else than answers: give another file to write")));
+    let is_ours = torn.starts_with(BEGINNING) || BEGINNING.starts_with(&torn);
+    let last: Option<Recording> = match serde_json::from_str(&torn) {
+        Ok(whole) => Some(whole),
+        Err(error) if is_ours && error.is_eof() => None,
+        Err(_) => {
+            return Err(Failure::Input(format!(
+                "{name} holds something else than answers: give another file to write"
+            )));
+        }
+    };
+    let mut known: Vec<Recording> = parse_lines(&text, path)?;
+    if last.is_none() {
+        file.set_len(text.len() as u64).map_err(fault)?;
     }
-    let known: Vec<Recording> = parse_lines(&text, path)?;
-    file.set_len(text.len() as u64).and_then(|()| file.seek(SeekFrom::End(0))).map_err(fault)?;
+    file.seek(SeekFrom::End(0)).map_err(fault)?;
+    if last.is_some() {
+        // Whole but for its line break, which an editor may have taken.
+        file.write_all(b"\n").map_err(fault)?;
+    }
+    known.extend(last);
     Ok((file, known.into_iter().map(|recording| recording.id).collect()))
 }
 
@@ -101,7 +124,7 @@ fn answer_all(
     let mut total = Totals::default();
     let bar = load::prompts_bar(prompts.len() as u64);
     for (prompt, (messages, tokens)) in prompts.iter().zip(conversations) {
-        bar.set_message(prompt.id.clone());
+        bar.set_message(format::plain(&prompt.id));
         let answering = Answering::begin();
         let mut on_text = |_: &Piece<'_>| {
             bar.tick();
@@ -123,6 +146,11 @@ fn answer_all(
         // In one piece, so that a run that is broken off leaves whole lines.
         file.write_all((line + "\n").as_bytes()).map_err(Failure::Output)?;
         bar.inc(1);
+        // Ctrl-C may come just behind an answer's last token.
+        if answering.stopped() {
+            bar.finish_and_clear();
+            return Err(Failure::Interrupted);
+        }
     }
     bar.finish_and_clear();
     let adapter = engine.adapter().map_or("CPU", |adapter| &adapter.name);

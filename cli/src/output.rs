@@ -28,8 +28,9 @@ pub fn aside(text: &str) {
     let _ = writeln!(stderr, "{on}{text}{off}");
 }
 
-/// Writes a file, whole or not at all.
+/// Writes a file, whole or not at all; a link stays one.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let path = &fs::canonicalize(path).unwrap_or(path.to_owned());
     let part = path.with_file_name(format!(".{}.part", std::process::id()));
     let written = File::create(&part).and_then(|mut file| file.write_all(bytes)).and_then(|()| fs::rename(&part, path));
     written.inspect_err(|_| drop(fs::remove_file(&part)))

@@ -60,7 +60,7 @@ pub fn run(args: &RunArgs) -> Outcome {
     }
     memory::open(&mut engine, &args.answer)?;
     let (completion, interrupted) = answer(&mut engine, prompt, &args.answer, !args.json)?;
-    memory::keep(&engine, &args.answer)?;
+    let kept = memory::keep(&engine, &args.answer);
     let mode = args.answer.mode;
     if args.json {
         let generated = &completion.generated;
@@ -89,6 +89,7 @@ pub fn run(args: &RunArgs) -> Outcome {
     } else {
         output::aside(&statistics(&engine, &completion, mode));
     }
+    kept?;
     if interrupted { Err(Failure::Interrupted) } else { Ok(()) }
 }
 

@@ -279,6 +279,10 @@ fn run_answers_on_the_cpu() {
     assert_eq!(streamed.stderr.lines().count(), 1);
     assert!(streamed.stderr.contains("tokens/s") && streamed.stderr.contains("CPU"), "{streamed:?}");
 
+    // A memory that could not be kept is refused before the answer.
+    run(&[&args[..], &["--memory", "."]].concat()).failed(2, "no file");
+    run(&[&args[..], &["--memory", "no-such-folder/memory"]].concat()).failed(2, "give a file");
+
     // A prompt from stdin is the same prompt, without its line break.
     let mut args = args;
     args[3] = "-";
@@ -515,7 +519,20 @@ fn workloads_are_recorded_and_go_on() {
     let args = ["generate-workload", &model, &wanted, "-o", &fresh, "--backend", "cpu", "--context", "4"];
     run(&args).failed(2, "a-0: ");
     let args = ["generate-workload", &model, &wanted, "-o", &wanted, "--backend", "cpu"];
-    run(&args).failed(2, "line 1");
+    run(&args).failed(2, "holds the prompts");
+    // Nor are prompts, even where they look like the beginning of an answer.
+    let one = prompts(1).lines().next().expect("a prompt").to_owned();
+    let copy = file("workload-copy.jsonl", one.as_bytes());
+    run(&["generate-workload", &model, &wanted, "-o", &copy, "--backend", "cpu"]).failed(2, "something else");
+    assert_eq!(std::fs::read(&copy).expect("the file is there"), one.as_bytes());
+    // A last answer that only lost its line break is kept.
+    let whole = std::fs::read_to_string(&out).expect("the file is there");
+    file("workload-out.jsonl", whole.trim_end().as_bytes());
+    assert!(generate(&[]).stderr.contains("0 of them new"));
+    assert_eq!(std::fs::read_to_string(&out).expect("the file is there"), whole);
+    if cfg!(unix) {
+        run(&["generate-workload", &model, &wanted, "-o", "/dev/zero", "--backend", "cpu"]).failed(2, "no file");
+    }
     // What is no recording is not overwritten.
     let notes = file("workload-notes.txt", b"a note without a line break");
     run(&["generate-workload", &model, &wanted, "-o", &notes, "--backend", "cpu"]).failed(2, "something else");

@@ -42,6 +42,20 @@ impl Memory {
         self.tokens.push(SEPARATOR);
     }
 
+    /// The same memory for `capacity` tokens; the newest answers are kept.
+    pub fn resized(&self, capacity: usize) -> Memory {
+        Memory::newest(&self.tokens, capacity)
+    }
+
+    /// The newest of the answers in `tokens`, separated, that `capacity` holds.
+    fn newest(tokens: &[u32], capacity: usize) -> Memory {
+        // What stands further in front would be forgotten again, an answer at a time.
+        let last = &tokens[tokens.len().saturating_sub(capacity)..];
+        let mut memory = Memory::new(capacity);
+        last.split(|token| *token == SEPARATOR).for_each(|answer| memory.remember(answer));
+        memory
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.tokens.clear();
@@ -74,9 +88,7 @@ impl Memory {
         if tokens.iter().any(|token| *token != SEPARATOR && *token as usize >= vocab_size) {
             return Err(refused("it holds tokens outside the vocabulary; export it again"));
         }
-        let mut memory = Memory::new(capacity);
-        tokens.split(|token| *token == SEPARATOR).for_each(|answer| memory.remember(answer));
-        Ok(memory)
+        Ok(Memory::newest(&tokens, capacity))
     }
 }
 
@@ -96,6 +108,19 @@ mod tests {
         assert_eq!(memory.tokens(), [3, 4, SEPARATOR, 5, SEPARATOR, 6, SEPARATOR]);
         memory.remember(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
         assert_eq!(memory.tokens(), [3, 4, 5, 6, 7, 8, 9, SEPARATOR]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_never_looked_at() {
+        let mut large = Memory::new(100);
+        (0..40).for_each(|token| large.remember(&[token]));
+        assert_eq!(large.resized(5).tokens(), [38, SEPARATOR, 39, SEPARATOR]);
+        assert_eq!(large.resized(1).tokens(), [0u32; 0]);
+        // A file of 64 MiB, which answer by answer would take a quarter of a minute.
+        let bytes =
+            [&large.to_bytes(7)[..16], &[5u32, SEPARATOR].map(u32::to_le_bytes).concat().repeat(8 << 20)].concat();
+        let memory = Memory::from_bytes(&bytes, 7, 50, 1000).unwrap();
+        assert_eq!(memory.tokens(), [5, SEPARATOR].repeat(500));
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 
 use super::control::Control;
 use super::forward::{Fusion, Outcome, vocab_parts};
-use super::step::{BUCKETS, MEMORY, StepKey};
+use super::step::{BUCKETS, MEMORY, StepKey, draft_chunks};
 use super::window::{FusionChoice, GpuDecoder};
 use crate::Result;
 use crate::gpu::now_ms;
@@ -67,6 +67,14 @@ impl GpuDecoder {
     pub(super) async fn admit(&mut self, width: usize) -> Result<()> {
         let known = self.widths.contains(&width) || self.refused.contains(&width);
         if known || !BUCKETS.contains(&width) || width > self.scratch.max_tokens {
+            return Ok(());
+        }
+        // `match` sorts a chunk's positions in workgroup memory, besides a few words of its own.
+        let (chunk, _) = draft_chunks(self.scratch.max_seq_len);
+        if 4 * (chunk + 16) > self.gpu.adapter().max_workgroup_memory as usize {
+            self.refused.push(width);
+            self.left_out
+                .push(format!("draft trees of {width} nodes cannot search a context this long on this device"));
             return Ok(());
         }
         // A step that scores has the same layers and the same head, and takes a chain instead of a draft.

@@ -145,8 +145,21 @@ impl Scratch {
     /// [`crate::Error::OutOfMemory`] where the device has no room.
     pub async fn new(gpu: &Gpu, config: &Config, max_seq_len: usize, max_tokens: usize) -> Result<Scratch> {
         let max_seq_len = max_seq_len.next_multiple_of(CHUNK);
+        let sizes = scratch_sizes(config, max_seq_len, max_tokens);
+        let most = gpu.adapter().max_binding;
+        for (name, size) in
+            sizes.iter().copied().chain([("the cache of a layer", layer_cache_bytes(config, max_seq_len))])
+        {
+            if size > most {
+                return Err(crate::Error::OutOfMemory(format!(
+                    "{name} takes {} MiB and this GPU binds at most {} MiB at once: ask for a shorter context",
+                    size.div_ceil(1 << 20),
+                    most >> 20
+                )));
+            }
+        }
         let mut buffers = HashMap::new();
-        for (name, size) in scratch_sizes(config, max_seq_len, max_tokens) {
+        for (name, size) in sizes {
             buffers.insert(name, gpu.buffer(name, size).await?);
         }
         let mut caches = Vec::new();

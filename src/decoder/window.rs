@@ -180,9 +180,10 @@ impl GpuDecoder {
         &self.memory
     }
 
-    /// Replaces the memory, for instance by one that an earlier session exported.
+    /// Replaces the memory, for instance by one that an earlier session exported. Of one that holds more than
+    /// [`MEMORY`] tokens, which is what stands in front of the context, the newest answers are kept.
     pub fn set_memory(&mut self, memory: Memory) {
-        self.memory = memory;
+        self.memory = memory.resized(MEMORY);
     }
 
     /// Says whether answers are kept in the memory and drafts are taken from it, as they are at first; answers what held

@@ -4,7 +4,10 @@
 //! recorded step is replayed by one call into `replay.js`.
 
 use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use js_sys::{Array, JsNullable, JsString, Number, Object, Promise, Reflect, Uint8Array, Uint32Array};
 use wasm_bindgen::prelude::*;
@@ -436,8 +439,13 @@ impl Gpu {
     /// [`Error::DeviceLost`].
     pub async fn read_staging(&self, staging: &Staging) -> Result<Vec<u8>> {
         let refused = |message: String| Error::Gpu { what: "a readback".into(), message };
-        let mapped = staging.mapped.take();
-        let mapped = mapped.ok_or_else(|| refused("nothing was submitted to read".into()))?.await;
+        // It stays where it is until it is done: a read that was dropped is made again before the buffer's next use.
+        let mapped = std::future::poll_fn(|context| match &mut *staging.mapped.borrow_mut() {
+            Some(mapped) => Pin::new(mapped).poll(context).map(Some),
+            None => Poll::Ready(None),
+        });
+        let mapped = mapped.await.ok_or_else(|| refused("nothing was submitted to read".into()))?;
+        staging.mapped.take();
         if mapped.is_err() {
             // The loss that made mapping fail is announced just behind the failure.
             let _ = Promise::resolve(&JsValue::UNDEFINED).await;

@@ -48,7 +48,7 @@ async function load({ model, options }: Extract<ToWorker, { kind: "load" }>): Pr
   };
   const known = await kept.read(CALIBRATIONS);
   try {
-    engine = await Engine.load(name, size, read, JSON.stringify(options), tell, known);
+    engine = await Engine.load(name, size, read, JSON.stringify(options, named), tell, known);
   } finally {
     source.close();
   }
@@ -62,6 +62,11 @@ async function load({ model, options }: Extract<ToWorker, { kind: "load" }>): Pr
     }
   }
   return info();
+}
+
+/** JSON would make null of these, which means that an option is not given. */
+function named(_key: string, value: unknown): unknown {
+  return typeof value === "number" && !Number.isFinite(value) ? String(value) : value;
 }
 
 /** Under which name a model's memory is kept. */
@@ -79,7 +84,7 @@ async function importMemory(bytes: Uint8Array): Promise<void> {
 }
 
 async function complete({ request }: Extract<ToWorker, { kind: "complete" }>): Promise<unknown> {
-  const answer = await loaded().complete(JSON.stringify(request), (piece: string, steps: string | null) => {
+  const answer = await loaded().complete(JSON.stringify(request, named), (piece: string, steps: string | null) => {
     if (steps) say({ kind: "text", piece, steps: JSON.parse(steps) });
     else if (piece) say({ kind: "text", piece });
     return !isAborted;

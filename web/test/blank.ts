@@ -107,13 +107,14 @@ async function nextTokens(): Promise<number[]> {
 }
 
 /** Tokens of a request that samples, in several modes, with another seed, and without. */
-async function sample(): Promise<{ same: number[][]; other: number[]; plain: number[]; error: string }> {
+async function sample(): Promise<{ same: number[][]; other: number[]; plain: number[]; errors: string[] }> {
   const options = { maxTokens: 24, temperature: 0.8, topP: 0.9, repetitionPenalty: 1.1, logitBias: { 65: 1.5 }, seed: 7 };
   const tokens = async (more: object) => (await shared.generate(PROMPT, { ...options, ...more }).completion).tokens;
   const same = [];
   for (const mode of ["greedy", "loop", "tree4", "tree16"]) same.push(await tokens({ mode }));
-  const error = await nameOfFailure(shared.generate(PROMPT, { topP: 2 }).completion);
-  return { same, other: await tokens({ seed: 8 }), plain: await nextTokens(), error };
+  const errors = [];
+  for (const wrong of [{ topP: 2 }, { temperature: Number.NaN }]) errors.push(await nameOfFailure(shared.generate(PROMPT, wrong).completion));
+  return { same, other: await tokens({ seed: 8 }), plain: await nextTokens(), errors };
 }
 
 /** What the browser keeps from one engine to the next: calibrations, and the memory where it is asked for. */

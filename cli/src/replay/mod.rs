@@ -196,7 +196,7 @@ fn text(report: &Report) -> String {
     for (i, task) in alone.first().map_or(&[][..], |first| &first.tasks).iter().enumerate() {
         let numbers = alone.iter().zip(remembering);
         let numbers = numbers.map(|(a, b)| pair(a.tasks[i].tokens_per_step, b.tasks[i].tokens_per_step));
-        rows.push([task.task.clone()].into_iter().chain(numbers).collect());
+        rows.push([format::plain(&task.task)].into_iter().chain(numbers).collect());
     }
     let totals = alone.iter().zip(remembering).map(|(a, b)| pair(a.tokens_per_step, b.tokens_per_step));
     rows.push(["all tasks".to_owned()].into_iter().chain(totals).collect());

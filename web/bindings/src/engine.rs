@@ -214,7 +214,7 @@ impl Engine {
         on_progress: Function,
         calibrations: &[u8],
     ) -> Result<Engine, JsValue> {
-        let options: LoadOptions = parse("options", &options)?;
+        let options: LoadOptions = parse("the options", &options)?;
         let remembers = options.memory != MemoryOption::Off;
         let options = EngineOptions {
             calibrations: Calibrations::from_bytes(calibrations),
@@ -311,7 +311,7 @@ impl Engine {
     /// empty piece; it answers whether to go on. Where the request has `steps`, it also gets what the steps did, as
     /// JSON.
     pub async fn complete(&mut self, request: String, on_text: Function) -> Result<String, JsValue> {
-        let request: Request = parse("request", &request)?;
+        let request: Request = parse("the request", &request)?;
         let prompt = match (&request.text, &request.messages) {
             (Some(text), None) => Prompt::Raw(text),
             (None, Some(messages)) => Prompt::Chat(messages),

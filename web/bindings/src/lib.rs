@@ -39,9 +39,11 @@ fn to_js(error: Error) -> JsValue {
     js.into()
 }
 
-/// Reads options or a request that the page gave as JSON.
+/// Reads `the options` or `the request` that the page gave as JSON.
 fn parse<T: serde::de::DeserializeOwned>(what: &str, json: &str) -> Result<T, JsValue> {
-    serde_json::from_str(json).map_err(|error| to_js(Error::BadInput(format!("the {what} are wrong ({error})"))))
+    serde_json::from_str(json).map_err(|error| {
+        to_js(Error::BadInput(format!("{what} cannot be read ({error}): give what is expected there")))
+    })
 }
 
 fn to_json<T: serde::Serialize>(value: &T) -> Result<String, JsValue> {
