@@ -2,6 +2,7 @@
 // context and the drafted nodes above it.
 
 const VOCAB_SIZE: u32 = 512u;
+const KEEPS: bool = false;       // copies the logits to `kept` before, for log-probabilities
 const WG: u32 = 256u;            // threads per workgroup
 
 @group(0) @binding(0) var<storage, read> control: Control;
@@ -9,6 +10,7 @@ const WG: u32 = 256u;            // threads per workgroup
 @group(0) @binding(2) var<storage, read> context: array<u32>;                   // [max_seq_len]
 @group(0) @binding(3) var<storage, read_write> logits: array<f32>;              // [n_nodes, VOCAB_SIZE]
 @group(0) @binding(4) var<storage, read_write> counts: array<atomic<u32>>;      // [n_nodes, VOCAB_SIZE], zero between steps
+@group(0) @binding(5) var<storage, read_write> kept: array<f32>;                // [n_nodes, VOCAB_SIZE]
 
 const WINDOW: u32 = 1024u;       // the last tokens that the repetition penalty looks at
 const SEEN: u32 = 1u << 20u;     // counts these, and below it the tokens generated
@@ -18,6 +20,12 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
   let node = wid.x;
   if (node >= control.n_nodes) {
     return;
+  }
+  if (KEEPS) {
+    for (var token = lid; token < VOCAB_SIZE; token += WG) {
+      kept[node * VOCAB_SIZE + token] = logits[node * VOCAB_SIZE + token];
+    }
+    storageBarrier();
   }
   let n_context = control.n_context;
   let ancestors = control.ancestors[node];
