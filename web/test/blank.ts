@@ -116,6 +116,15 @@ async function sample(): Promise<{ same: number[][]; other: number[]; plain: num
   return { same, other: await tokens({ seed: 8 }), plain: await nextTokens(), error };
 }
 
+/** Log-probabilities, told in several modes. */
+async function logprobs(): Promise<{ told: Completion[]; error: string }> {
+  const told = [];
+  for (const mode of ["greedy", "loop", "tree16"] as const) {
+    told.push(await shared.generate(PROMPT, { maxTokens: 24, mode, logprobs: 3 }).completion);
+  }
+  return { told, error: await nameOfFailure(shared.generate(PROMPT, { logprobs: 21 }).completion) };
+}
+
 function twoAtOnce(): Promise<number[][]> {
   return Promise.all([nextTokens(), nextTokens()]);
 }
@@ -143,5 +152,5 @@ function nameOfFailure(promise: Promise<unknown>): Promise<string> {
 
 Object.assign(window, {
   checkInWindow, checkInWorker, readAll, readFile, run, converse, leaveEarly, abortLoading, twoAtOnce, useDisposed, tooLong,
-  sample,
+  sample, logprobs,
 });
