@@ -24,12 +24,17 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
   }
   let node = node_before(control.step_paths[(control.n_steps - 1u) % 64u], control.n_given, i);
   let first = wid.x * 4096u + lid;
+  // All are read before the first is used, so that a thread waits once.
+  var values: array<f32, EACH>;
+  for (var j = 0u; j < EACH; j++) {
+    values[j] = logits[node * VOCAB_SIZE + min(first + j * WG, VOCAB_SIZE - 1u)];
+  }
   var keys: array<u32, EACH>;
   var mine = vec2<u32>(0u, first);
   for (var j = 0u; j < EACH; j++) {
     let token = first + j * WG;
     // Behind the vocabulary's end stand tokens that come last.
-    keys[j] = select(0u, key_of(logits[node * VOCAB_SIZE + min(token, VOCAB_SIZE - 1u)]), token < VOCAB_SIZE);
+    keys[j] = select(0u, key_of(values[j]), token < VOCAB_SIZE);
     if (keys[j] > mine.x) {
       mine = vec2<u32>(keys[j], token);
     }

@@ -13,6 +13,7 @@ const WG: u32 = 256u;            // threads per workgroup
 @group(0) @binding(5) var<storage, read_write> kept: array<f32>;                // [n_nodes, VOCAB_SIZE]
 
 const WINDOW: u32 = 1024u;       // the last tokens that the repetition penalty looks at
+const BATCH: u32 = 8u;           // logits that a thread copies at once
 const SEEN: u32 = 1u << 20u;     // counts these, and below it the tokens generated
 
 @compute @workgroup_size(WG)
@@ -22,9 +23,7 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
     return;
   }
   if (KEEPS) {
-    for (var token = lid; token < VOCAB_SIZE; token += WG) {
-      kept[node * VOCAB_SIZE + token] = logits[node * VOCAB_SIZE + token];
-    }
+    keep(node, lid);
     storageBarrier();
   }
   let n_context = control.n_context;
@@ -54,6 +53,21 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
   storageBarrier();
   if (lid < sampling.n_bias) {
     logits[node * VOCAB_SIZE + sampling.bias_tokens[lid]] += sampling.bias_values[lid];
+  }
+}
+
+// Several logits at once, so that a thread waits less often.
+fn keep(node: u32, lid: u32) {
+  for (var first = lid; first < VOCAB_SIZE; first += BATCH * WG) {
+    var values: array<f32, BATCH>;
+    for (var i = 0u; i < BATCH; i++) {
+      values[i] = logits[node * VOCAB_SIZE + min(first + i * WG, VOCAB_SIZE - 1u)];
+    }
+    for (var i = 0u; i < BATCH; i++) {
+      if (first + i * WG < VOCAB_SIZE) {
+        kept[node * VOCAB_SIZE + first + i * WG] = values[i];
+      }
+    }
   }
 }
 
