@@ -41,6 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 end_tokens: &[],
                 mode: Mode::Loop,
                 sampling: SamplingOptions::default(),
+                logprobs: None,
             };
             let generated = pollster::block_on(cpu.generate(&request, &mut |_| ControlFlow::Continue(())))?;
             println!(

@@ -54,8 +54,11 @@ fn main(@builtin(local_invocation_index) lid: u32) {
   if (lid < 8u) {
     count_candidates(lid, atomicLoad(&tried[lid]), atomicLoad(&right[lid]));
   }
-  if (lid == 0u && n_nodes > 0u) {
-    commit(n_nodes, n_given, atomicLoad(&rejected));
+  if (lid == 0u) {
+    control.n_new = 0u;
+    if (n_nodes > 0u) {
+      commit(n_nodes, n_given, atomicLoad(&rejected));
+    }
   }
 }
 
@@ -112,6 +115,7 @@ fn append(token: u32) {
   control.recent[control.n_generated % 256u] = token;
   control.n_context += 1u;
   control.n_generated += 1u;
+  control.n_new += 1u;
   if (control.n_context >= control.max_context) {
     control.finished = 2u;
   }

@@ -2,6 +2,7 @@
 // context and the drafted nodes above it.
 
 const VOCAB_SIZE: u32 = 512u;
+const KEEPS: bool = false;       // copies the logits to `kept` before, for log-probabilities
 const WG: u32 = 256u;            // threads per workgroup
 
 @group(0) @binding(0) var<storage, read> control: Control;
@@ -9,8 +10,10 @@ const WG: u32 = 256u;            // threads per workgroup
 @group(0) @binding(2) var<storage, read> context: array<u32>;                   // [max_seq_len]
 @group(0) @binding(3) var<storage, read_write> logits: array<f32>;              // [n_nodes, VOCAB_SIZE]
 @group(0) @binding(4) var<storage, read_write> counts: array<atomic<u32>>;      // [n_nodes, VOCAB_SIZE], zero between steps
+@group(0) @binding(5) var<storage, read_write> kept: array<f32>;                // [n_nodes, VOCAB_SIZE]
 
 const WINDOW: u32 = 1024u;       // the last tokens that the repetition penalty looks at
+const BATCH: u32 = 8u;           // logits that a thread copies at once
 const SEEN: u32 = 1u << 20u;     // in a count: units of this for the window, below it those of the answer
 
 @compute @workgroup_size(WG)
@@ -18,6 +21,10 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
   let node = wid.x;
   if (node >= control.n_nodes) {
     return;
+  }
+  if (KEEPS) {
+    keep(node, lid);
+    storageBarrier();
   }
   let n_context = control.n_context;
   let ancestors = control.ancestors[node];
@@ -46,6 +53,21 @@ fn main(@builtin(local_invocation_index) lid: u32, @builtin(workgroup_id) wid: v
   storageBarrier();
   if (lid < sampling.n_bias) {
     logits[node * VOCAB_SIZE + sampling.bias_tokens[lid]] += sampling.bias_values[lid];
+  }
+}
+
+// Several logits at once, so that a thread waits less often.
+fn keep(node: u32, lid: u32) {
+  for (var first = lid; first < VOCAB_SIZE; first += BATCH * WG) {
+    var values: array<f32, BATCH>;
+    for (var i = 0u; i < BATCH; i++) {
+      values[i] = logits[node * VOCAB_SIZE + min(first + i * WG, VOCAB_SIZE - 1u)];
+    }
+    for (var i = 0u; i < BATCH; i++) {
+      if (first + i * WG < VOCAB_SIZE) {
+        kept[node * VOCAB_SIZE + first + i * WG] = values[i];
+      }
+    }
   }
 }
 

@@ -158,7 +158,3 @@ fn read_keys(node: u32, first: u32) -> array<u32, BATCH> {
 fn mass_of(key: u32, largest: f32) -> u32 {
   return min(u32(exponential((logit_of(key) - largest) * sampling.inverse_temperature) * MASS), u32(MASS) - 1u);
 }
-
-fn logit_of(key: u32) -> f32 {
-  return bitcast<f32>(select(~key, key & 0x7FFFFFFFu, key >= 0x80000000u));
-}

@@ -17,12 +17,12 @@ macro_rules! texts {
 }
 
 texts! {
-    "accept" "argmax" "attention" "begin" "draft" "embed" "gate_up" "match" "matmul" "merge" "norm_quantize"
-    "penalize" "project" "qkv" "rope_cache" "sample" "silu_quantize" "threshold"
+    "accept" "argmax" "attention" "begin" "draft" "embed" "gate_up" "logprob_parts" "logprobs" "match" "matmul" "merge"
+    "norm_quantize" "penalize" "project" "qkv" "rope_cache" "sample" "silu_quantize" "threshold"
     "shared/best" "shared/control" "shared/dot_packed" "shared/dot_plain" "shared/exchange_plain"
-    "shared/exchange_subgroup" "shared/input_normed" "shared/input_quantized" "shared/norm" "shared/numbers" "shared/q4"
-    "shared/q4_min" "shared/q8" "shared/quant" "shared/reduce" "shared/rotary" "shared/row_of" "shared/rows"
-    "shared/sampling" "shared/silu" "shared/sort" "shared/store_quantized"
+    "shared/exchange_subgroup" "shared/input_normed" "shared/input_quantized" "shared/keys" "shared/logprobs"
+    "shared/norm" "shared/numbers" "shared/q4" "shared/q4_min" "shared/q8" "shared/quant" "shared/reduce"
+    "shared/rotary" "shared/row_of" "shared/rows" "shared/sampling" "shared/silu" "shared/sort" "shared/store_quantized"
 }
 
 /// The text of a kernel or, under `shared/`, of a helper.

@@ -2,6 +2,8 @@
 
 use std::ops::ControlFlow;
 
+use serde::Serialize;
+
 use crate::cpu::{CpuModel, CpuWeights};
 use crate::decoder::calibrate::{Calibrations, Key};
 use crate::decoder::memory::Memory;
@@ -87,6 +89,30 @@ pub struct Completing {
     pub mode: Mode,
     /// How the tokens are chosen.
     pub sampling: SamplingOptions,
+    /// Asks for log-probabilities of each token, with this many of the most probable ones in its place, at most 20. See
+    /// [`TokenLogprobs`](crate::decoder::TokenLogprobs).
+    pub logprobs: Option<usize>,
+}
+
+/// A token and its log-probability, for reports.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SpelledToken {
+    /// Its text; where it is a part of a character, that shows as U+FFFD.
+    pub token: String,
+    /// Its id.
+    pub id: u32,
+    /// The natural logarithm of its probability.
+    pub logprob: f32,
+}
+
+/// A token of an answer, and the most probable ones in its place, for reports.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SpelledLogprobs {
+    /// The token.
+    #[serde(flatten)]
+    pub chosen: SpelledToken,
+    /// The most probable ones, the most probable one first.
+    pub top: Vec<SpelledToken>,
 }
 
 /// A piece of an answer, as it comes.
@@ -340,6 +366,7 @@ impl Engine {
             end_tokens: &end_tokens,
             mode: how.mode,
             sampling: how.sampling.clone(),
+            logprobs: how.logprobs,
         };
         let mut text = String::new();
         let mut stream = match prompt {
@@ -374,6 +401,19 @@ impl Engine {
             let _ = on_piece(&Piece { text: &rest, tokens: &[], news: News::default(), tokenizer });
         }
         Ok(Completion { text, generated })
+    }
+
+    /// The log-probabilities of an answer with the tokens' texts, one for each of its tokens; empty where the request did
+    /// not ask for them.
+    pub fn spelled_logprobs(&self, generated: &Generated) -> Vec<SpelledLogprobs> {
+        let spelled = |id, logprob| SpelledToken { token: self.tokenizer.piece(id).into_owned(), id, logprob };
+        let pairs = generated.tokens.iter().zip(&generated.logprobs);
+        pairs
+            .map(|(&id, told)| SpelledLogprobs {
+                chosen: spelled(id, told.logprob),
+                top: told.top.iter().map(|&(id, logprob)| spelled(id, logprob)).collect(),
+            })
+            .collect()
     }
 
     /// Logits behind each token, for measuring: `on_logits(i, logits)` gets those behind token `i`.

@@ -267,8 +267,14 @@ fn greedy_decoding_keeps_its_limits() {
     let mut model = random_model(&mut random, &config, Format::Q8, 64);
     let prompt: Vec<u32> = (0..40).map(|_| random.bits() % 53).collect();
     let mut generate = |prompt: &[u32], max_tokens: usize, end_tokens: &[u32], mut left: usize| {
-        let request =
-            Request { prompt, max_tokens, end_tokens, mode: Mode::Loop, sampling: SamplingOptions::default() };
+        let request = Request {
+            prompt,
+            max_tokens,
+            end_tokens,
+            mode: Mode::Loop,
+            sampling: SamplingOptions::default(),
+            logprobs: None,
+        };
         // `left` counts the tokens until the caller breaks off.
         let mut on_tokens = |news: &News<'_>| {
             let new = news.tokens;

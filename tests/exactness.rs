@@ -11,7 +11,7 @@ use forerun::decoder::controller::Costs;
 use forerun::decoder::memory::Memory;
 use forerun::decoder::request::News;
 use forerun::decoder::step::MEMORY;
-use forerun::decoder::{Finish, FusionChoice, GpuDecoder, Mode, Request, SamplingOptions, Weights};
+use forerun::decoder::{Finish, FusionChoice, GpuDecoder, Mode, Request, SamplingOptions, TokenLogprobs, Weights};
 use forerun::gpu::{Gpu, GpuOptions, LimitsRequest};
 use forerun::model::{Architecture, BytesSource, GgmlType, Model, ModelOptions, STAGING};
 
@@ -48,7 +48,8 @@ async fn decoder(gpu: &Gpu, tiny: &TinyModel, fusion: FusionChoice, max_binding:
 }
 
 async fn generate(decoder: &mut GpuDecoder, prompt: &[u32], max_tokens: usize, mode: Mode) -> Vec<u32> {
-    let request = Request { prompt, max_tokens, end_tokens: &[], mode, sampling: SamplingOptions::default() };
+    let request =
+        Request { prompt, max_tokens, end_tokens: &[], mode, sampling: SamplingOptions::default(), logprobs: None };
     let made = decoder.gpu().created();
     let generated = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
     assert_eq!(made, decoder.gpu().created(), "decoding makes no buffer and no bind group");
@@ -131,6 +132,7 @@ fn speculation_changes_no_token() {
                         end_tokens: &[],
                         mode,
                         sampling: SamplingOptions::default(),
+                        logprobs: None,
                     };
                     let generated = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
                     assert_eq!(made, gpu.created(), "speculation makes no buffer and no bind group");
@@ -159,6 +161,7 @@ fn speculation_changes_no_token() {
                     end_tokens: &[319, end],
                     mode: Mode::Tree(16),
                     sampling: SamplingOptions::default(),
+                    logprobs: None,
                 };
                 let ended = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
                 let n = max_tokens.min(at + 1);
@@ -215,7 +218,7 @@ fn a_seed_gives_the_same_tokens_in_every_mode() {
                 let prompt = prompt(75);
                 let request = |mode| {
                     let sampling = sampling.clone();
-                    Request { prompt: &prompt, max_tokens: 64, end_tokens: &[], mode, sampling }
+                    Request { prompt: &prompt, max_tokens: 64, end_tokens: &[], mode, sampling, logprobs: None }
                 };
                 decoder.set_memory(Memory::new(MEMORY));
                 let answer =
@@ -246,9 +249,117 @@ fn a_seed_gives_the_same_tokens_in_every_mode() {
             let distinct: std::collections::HashSet<_> = answers.iter().collect();
             assert_eq!(distinct.len(), answers.len(), "options changed nothing");
             let refused = SamplingOptions { top_p: f32::NAN, ..SamplingOptions::default() };
-            let request = Request { prompt: &[1], max_tokens: 1, end_tokens: &[], mode: Mode::Loop, sampling: refused };
+            let request = Request {
+                prompt: &[1],
+                max_tokens: 1,
+                end_tokens: &[],
+                mode: Mode::Loop,
+                sampling: refused,
+                logprobs: None,
+            };
             let error = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap_err();
             assert!(error.to_string().contains("top_p"), "{error}");
+        }
+    });
+}
+
+fn bits(told: &[TokenLogprobs]) -> Vec<(u32, Vec<(u32, u32)>)> {
+    let top = |told: &TokenLogprobs| told.top.iter().map(|(token, logprob)| (*token, logprob.to_bits())).collect();
+    told.iter().map(|told| (told.logprob.to_bits(), top(told))).collect()
+}
+
+#[test]
+fn log_probabilities_have_the_same_bits_in_every_mode() {
+    pollster::block_on(async {
+        let [narrow, wide] = <[TinyModel; 2]>::try_from(models()).unwrap();
+        for tiny in [narrow, TinyModel { vocab_size: 4200, ..wide }] {
+            let gpu = Gpu::new(GpuOptions::default()).await.unwrap();
+            let same_arithmetic = gpu.adapter().is_software == cfg!(feature = "unfused");
+            let mut decoder = decoder(&gpu, &tiny, FusionChoice::Auto, u64::MAX).await;
+            let (source, model) = open(&tiny).await;
+            let mut weights = CpuWeights::new(model.config.clone());
+            model.stream(&source, STAGING, &mut weights).await.unwrap();
+            let mut cpu = CpuModel::new(weights, 192).unwrap();
+            decoder.set_costs(Costs { ms: [1.0, 1.05, 1.1, 1.2, 1.5, 1.8] });
+            decoder.prepare(Mode::Adaptive).await.unwrap();
+            let mut windows = [(1, 2), (2, 3), (4, 4), (4, 2), (1, 4)].into_iter().cycle();
+            let plain = SamplingOptions::default();
+            let warm = SamplingOptions { temperature: 0.8, seed: 1, ..plain.clone() };
+            for (round, sampling) in [plain, warm, samplers().remove(2)].into_iter().enumerate() {
+                let (prompt, n_top) = (prompt(75), [20, 3, 0][round]);
+                let request = |mode, logprobs| {
+                    let sampling = sampling.clone();
+                    Request { prompt: &prompt, max_tokens: 48, end_tokens: &[], mode, sampling, logprobs }
+                };
+                let on = &mut |_: &News<'_>| ControlFlow::Continue(());
+                decoder.set_memory(Memory::new(MEMORY));
+                let without = decoder.generate(&request(Mode::Greedy, None), on).await.unwrap();
+                assert_eq!(without.logprobs, []);
+                let first = decoder.generate(&request(Mode::Greedy, Some(n_top)), on).await.unwrap();
+                assert_eq!((&first.tokens, first.logprobs.len()), (&without.tokens, 48));
+                let made = gpu.created();
+                let drafts = memories(&first.tokens);
+                for (name, memory) in drafts.into_iter().filter(|(name, _)| matches!(*name, "right" | "adversarial")) {
+                    let widths = [2, 4, 8, 16, 32].map(Mode::Tree);
+                    for mode in widths.into_iter().chain([Mode::Adaptive, Mode::Loop]) {
+                        let mut filled = Memory::new(MEMORY);
+                        memory.iter().for_each(|answer| filled.remember(answer));
+                        decoder.set_memory(filled);
+                        decoder.set_window(windows.next());
+                        let mut streamed = Vec::new();
+                        let on = &mut |news: &News<'_>| {
+                            assert_eq!(news.tokens.len(), news.logprobs.len());
+                            streamed.extend_from_slice(news.logprobs);
+                            ControlFlow::Continue(())
+                        };
+                        let told = decoder.generate(&request(mode, Some(n_top)), on).await.unwrap();
+                        assert_eq!(told.tokens, first.tokens, "{} with {name} drafts", mode.name());
+                        assert!(
+                            bits(&told.logprobs) == bits(&first.logprobs),
+                            "{} with {name} drafts and {sampling:?} has other log-probabilities",
+                            mode.name()
+                        );
+                        assert_eq!(streamed, told.logprobs);
+                    }
+                }
+                assert_eq!(made, gpu.created(), "log-probabilities make no buffer and no bind group");
+
+                // They are those of the model's own logits.
+                let text = [prompt.clone(), first.tokens.clone()].concat();
+                let mut expected = Vec::new();
+                let on_logits = &mut |i: usize, logits: &[f32]| {
+                    if (prompt.len() - 1..text.len() - 1).contains(&i) {
+                        expected.push(forerun::cpu::logprobs(logits, text[i + 1], n_top));
+                    }
+                    ControlFlow::Continue(())
+                };
+                decoder.score(&text, on_logits).await.unwrap();
+                let theirs = cpu.generate(&request(Mode::Loop, Some(n_top)), on).await.unwrap();
+                assert_eq!(theirs.logprobs.len(), theirs.tokens.len());
+                if same_arithmetic {
+                    assert!(bits(&first.logprobs) == bits(&expected), "the twin has other bits with {sampling:?}");
+                    assert!(bits(&first.logprobs) == bits(&theirs.logprobs), "the CPU has other bits");
+                } else {
+                    for (ours, theirs) in first.logprobs.iter().zip(&expected) {
+                        assert!((ours.logprob - theirs.logprob).abs() < 1e-5, "{ours:?}, the twin has {theirs:?}");
+                    }
+                }
+                if round == 0 {
+                    let is_first = |(told, token): (&TokenLogprobs, &u32)| told.top[0] == (*token, told.logprob);
+                    assert!(first.logprobs.iter().zip(&first.tokens).all(is_first));
+                }
+            }
+            let prompt = prompt(5);
+            let request = Request {
+                prompt: &prompt,
+                max_tokens: 1,
+                end_tokens: &[],
+                mode: Mode::Loop,
+                sampling: SamplingOptions::default(),
+                logprobs: Some(21),
+            };
+            let error = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap_err();
+            assert!(error.to_string().contains("at most 20"), "{error}");
         }
     });
 }
@@ -273,6 +384,7 @@ fn a_reused_prefix_and_an_aborted_request_change_nothing() {
                 end_tokens: &[],
                 mode: Mode::Loop,
                 sampling: SamplingOptions::default(),
+                logprobs: None,
             };
             let generated = decoder
                 .generate(&request, &mut |_| {
@@ -289,7 +401,7 @@ fn a_reused_prefix_and_an_aborted_request_change_nothing() {
         decoder.set_window(Some((4, 4)));
         for mode in [Mode::Loop, Mode::Tree(8)] {
             let sampling = SamplingOptions::default();
-            let request = Request { prompt: &longer, max_tokens: 40, end_tokens: &[], mode, sampling };
+            let request = Request { prompt: &longer, max_tokens: 40, end_tokens: &[], mode, sampling, logprobs: None };
             let dropped = std::panic::catch_unwind(AssertUnwindSafe(|| {
                 let mut on_tokens = |news: &News<'_>| match news.tokens {
                     [] => ControlFlow::Continue(()),
@@ -319,6 +431,7 @@ fn ends_at_end_tokens_limits_and_the_end_of_the_context() {
                 end_tokens: &[319, end],
                 mode,
                 sampling: SamplingOptions::default(),
+                logprobs: None,
             };
             let ended = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
             assert_eq!((ended.tokens.as_slice(), ended.finish), (&text[..=at], Some(Finish::EndToken)));
@@ -329,6 +442,7 @@ fn ends_at_end_tokens_limits_and_the_end_of_the_context() {
             end_tokens: &[],
             mode: Mode::Loop,
             sampling: SamplingOptions::default(),
+            logprobs: None,
         };
         let full = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap();
         assert_eq!((full.tokens.len(), full.finish), (42, Some(Finish::Length)));
@@ -339,6 +453,7 @@ fn ends_at_end_tokens_limits_and_the_end_of_the_context() {
                 end_tokens: &[],
                 mode: Mode::Loop,
                 sampling: SamplingOptions::default(),
+                logprobs: None,
             };
             let error = decoder.generate(&request, &mut |_| ControlFlow::Continue(())).await.unwrap_err();
             assert!(error.to_string().contains(why), "{error}");

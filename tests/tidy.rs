@@ -20,6 +20,7 @@ const KNOWS_THE_TARGET: &[&str] = &["src/gpu/", "src/parallel.rs", "src/cpu/simd
 /// Kernels without a twin of their own name in `src/cpu/`, and why.
 const TWINLESS: &[(&str, &str)] = &[
     ("begin", "moves tokens and computes no number"),
+    ("logprob_parts", "src/cpu/logprobs.rs has both kernels of log-probabilities"),
     ("match", "src/cpu/draft.rs has both kernels of a draft"),
     ("gate_up", "matmul and silu_quantize in one"),
     ("project", "matmul and the residual in one"),

@@ -88,6 +88,10 @@ pub struct RunArgs {
     /// decode_ms_per_token
     #[arg(long)]
     pub json: bool,
+    /// With --json: for each token its log-probability and those of the N most probable ones in its place (0 to 20), by
+    /// the model's own softmax at temperature 1, before penalties and biases
+    #[arg(long, value_name = "N", requires = "json")]
+    pub logprobs: Option<usize>,
 }
 
 /// Have a conversation

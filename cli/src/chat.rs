@@ -154,7 +154,8 @@ fn turn(engine: &mut Engine, conversation: &mut Conversation, text: &str, args: 
         let turns = if dropped == 1 { "turn".into() } else { format::things(dropped, "turn") };
         say(&format!("note: the context is full, so the oldest {turns} of the conversation had to be forgotten"));
     }
-    let (completion, interrupted) = run::answer(engine, Prompt::Chat(&conversation.messages), &args.answer, true)?;
+    let (completion, interrupted) =
+        run::answer(engine, Prompt::Chat(&conversation.messages), &args.answer, None, true)?;
     memory::keep(engine, &args.answer)?;
     if is_person {
         let statistics = run::statistics(engine, &completion, args.answer.mode);

@@ -120,7 +120,7 @@ fn answer_all(
         conversations.push((messages, tokens));
     }
     let sampling = args.sampling.options();
-    let how = Completing { max_tokens: Some(args.max_tokens.get()), mode: args.mode, sampling };
+    let how = Completing { max_tokens: Some(args.max_tokens.get()), mode: args.mode, sampling, logprobs: None };
     let mut total = Totals::default();
     let bar = load::prompts_bar(prompts.len() as u64);
     for (prompt, (messages, tokens)) in prompts.iter().zip(conversations) {

@@ -4,7 +4,8 @@ use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 
 use forerun::decoder::Mode;
-use forerun::session::{Completing, Completion, Engine, Piece, Prompt};
+use forerun::decoder::request::check_logprobs;
+use forerun::session::{Completing, Completion, Engine, Piece, Prompt, SpelledLogprobs};
 use forerun::text::Message;
 use serde::Serialize;
 
@@ -22,6 +23,9 @@ struct Report<'a> {
     text: &'a str,
     /// Ids of the tokens generated, the one that ended the answer included.
     tokens: &'a [u32],
+    /// Of each of these, where they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Vec<SpelledLogprobs>>,
     prompt_tokens: usize,
     finish_reason: &'static str,
     backend: &'static str,
@@ -54,12 +58,13 @@ pub fn run(args: &RunArgs) -> Outcome {
         Prompt::Chat(&messages)
     };
     args.answer.sampling.options().check()?;
+    args.logprobs.map_or(Ok(()), check_logprobs)?;
     let mut engine = load::load(&args.model, &args.engine)?;
     if !args.json {
         load::warn_of_software(&engine);
     }
     memory::open(&mut engine, &args.answer)?;
-    let (completion, interrupted) = answer(&mut engine, prompt, &args.answer, !args.json)?;
+    let (completion, interrupted) = answer(&mut engine, prompt, &args.answer, args.logprobs, !args.json)?;
     let kept = memory::keep(&engine, &args.answer);
     let mode = args.answer.mode;
     if args.json {
@@ -67,6 +72,7 @@ pub fn run(args: &RunArgs) -> Outcome {
         output::print_json(&Report {
             text: &completion.text,
             tokens: &generated.tokens,
+            logprobs: args.logprobs.map(|_| engine.spelled_logprobs(generated)),
             prompt_tokens: generated.prompt_tokens,
             finish_reason: completion.finish_reason(),
             backend: engine.backend_name(),
@@ -107,9 +113,15 @@ fn read_stdin() -> Outcome<String> {
 }
 
 /// Answers a prompt, with the text on stdout as it comes where `stream` says so; tells too whether Ctrl-C ended it.
-pub fn answer(engine: &mut Engine, prompt: Prompt<'_>, args: &AnswerArgs, stream: bool) -> Outcome<(Completion, bool)> {
+pub fn answer(
+    engine: &mut Engine,
+    prompt: Prompt<'_>,
+    args: &AnswerArgs,
+    logprobs: Option<usize>,
+    stream: bool,
+) -> Outcome<(Completion, bool)> {
     let sampling = args.sampling.options();
-    let how = Completing { max_tokens: args.max_tokens.map(usize::from), mode: args.mode, sampling };
+    let how = Completing { max_tokens: args.max_tokens.map(usize::from), mode: args.mode, sampling, logprobs };
     let answering = Answering::begin();
     let mut waiting = Some(load::spinner("reading the prompt"));
     let mut written = Ok(());

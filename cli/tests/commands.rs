@@ -345,6 +345,33 @@ fn what_was_timed_is_kept() {
 }
 
 #[test]
+fn run_tells_log_probabilities() {
+    let path = tiny("run-logprobs.gguf");
+    let answer = |more: &[&str]| {
+        let args = ["run", &path, "-p", "Hello there", "--raw", "--max-tokens", "12", "--json", "--logprobs", "2"];
+        run(&[&args[..], more].concat()).json()
+    };
+    let report = answer(&[]);
+    let told = report["logprobs"].as_array().expect("a list");
+    let ids: Vec<&Value> = told.iter().map(|told| &told["id"]).collect();
+    assert_eq!(ids, report["tokens"].as_array().expect("a list").iter().collect::<Vec<_>>());
+    for told in told {
+        assert_eq!(keys(told), ["token", "id", "logprob", "top"]);
+        let top = told["top"].as_array().expect("a list");
+        assert_eq!((top.len(), &top[0]["id"], &top[0]["logprob"]), (2, &told["id"], &told["logprob"]));
+        assert!(told["logprob"].as_f64().expect("a number") < 0.0 && told["token"].is_string());
+    }
+    assert_eq!(answer(&["--mode", "tree8"])["logprobs"], report["logprobs"]);
+    assert_eq!(answer(&["--backend", "cpu"])["logprobs"].as_array().map(Vec::len), Some(told.len()));
+    for (args, why) in [
+        (&["run", &path, "-p", "x", "--json", "--logprobs", "21"][..], "at most 20"),
+        (&["run", &path, "-p", "x", "--logprobs", "2"], "--json"),
+    ] {
+        run(args).failed(2, why);
+    }
+}
+
+#[test]
 fn a_closed_pipe_ends_quietly() {
     let path = tiny("pipe.gguf");
     for args in [

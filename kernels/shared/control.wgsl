@@ -13,6 +13,8 @@ struct Control {
   n_memory: u32,                 // tokens in the memory
   match_length: u32,             // the context's last tokens that the draft's best candidate follows, 0 without a draft
   n_candidates: u32,             // candidates of the draft
+  n_new: u32,                    // tokens that this step generated
+  n_top: u32,                    // the most probable tokens to tell for each, where log-probabilities are asked for
   end_tokens: array<u32, 24>,
   tokens: array<u32, 32>,        // the token of each node
   ancestors: array<u32, 32>,     // bit j of node i: node j is an ancestor of i, or i itself

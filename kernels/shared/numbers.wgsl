@@ -40,7 +40,9 @@ fn exponential(x: f32) -> f32 {
 fn logarithm(x: f32) -> f32 {
   // x = 2^n * (1 + f), with 1 + f between the square roots of 1/2 and of 2.
   let n = bitcast<i32>(bitcast<u32>(x) - 0x3F3504F3u) >> 23u;
-  let f = bitcast<f32>(bitcast<u32>(x) - (bitcast<u32>(n) << 23u)) - 1.0;
+  let above = bitcast<f32>(bitcast<u32>(x) - (bitcast<u32>(n) << 23u)) - 1.0;
+  // The maximum is always f. It keeps compilers from drawing the 1 into the series, as Mesa's did.
+  let f = max(above, -0.5);
   return fma(f32(n), 0.69314718, f * logarithm_series(f));
 }
 

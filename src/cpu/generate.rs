@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::model::{CpuModel, LogitsOf, Pass};
-use super::{MAX_NODES, argmax, choose};
+use super::{MAX_NODES, argmax, choose, logprobs};
 use crate::decoder::request::{Finish, Generated, News, OnTokens, Request, check_request, check_tokens, common_prefix};
 use crate::gpu::{breathe, now_ms};
 use crate::{Error, Result};
@@ -29,10 +29,14 @@ impl CpuModel {
         let first = now_ms();
         generated.ttft_ms = first - started;
         loop {
+            // Penalties change the logits, and log-probabilities are of the model's own.
+            let own = request.logprobs.filter(|_| sampling.is_some()).map(|_| logits.clone());
             let token = match &sampling {
                 None => argmax(&logits),
                 Some(sampling) => choose(&mut logits, sampling, &context, n_prompt, &[]),
             };
+            let told = request.logprobs.map(|n_top| logprobs(own.as_ref().unwrap_or(&logits), token, n_top));
+            generated.logprobs.extend(told);
             context.push(token);
             generated.tokens.push(token);
             generated.steps += 1;
@@ -42,7 +46,8 @@ impl CpuModel {
             } else if generated.tokens.len() == max_tokens {
                 generated.finish = Some(Finish::Length);
             }
-            if on_tokens(&News { tokens: &[token], ..News::default() }).is_break() {
+            let told = generated.logprobs.last().map_or(&[][..], std::slice::from_ref);
+            if on_tokens(&News { tokens: &[token], logprobs: told, ..News::default() }).is_break() {
                 generated.finish = None;
                 return Ok(generated);
             }

@@ -12,7 +12,8 @@ pub fn key_of(logit: f32) -> u32 {
     }
 }
 
-fn logit_of(key: u32) -> f32 {
+/// The logit of a key.
+pub fn logit_of(key: u32) -> f32 {
     f32::from_bits(if key >= 0x8000_0000 { key & 0x7fff_ffff } else { !key })
 }
 

@@ -3,7 +3,7 @@
 use bytemuck::Zeroable;
 
 use super::controller::StepStats;
-use super::request::TreeNode;
+use super::request::{TokenLogprobs, TreeNode};
 use crate::cpu::MAX_NODES;
 use crate::cpu::draft::{MAX_CANDIDATES, MAX_ORDER};
 
@@ -13,6 +13,35 @@ pub const MAX_END_TOKENS: usize = 24;
 pub const RECENT: usize = 256;
 /// Decode steps whose statistics the control state keeps.
 pub const STEP_STATS: usize = 64;
+
+/// Tokens that a step generates at most: a drafted path of 8, and the one that follows.
+pub const MAX_NEW: usize = 9;
+/// The most probable tokens that can be asked for besides the chosen one.
+pub const MAX_TOP: usize = 20;
+/// Generated tokens whose log-probabilities stand behind the control state: those of a window of 4 steps, at most 9 each.
+pub const LOGPROBS: usize = 64;
+/// Bytes of the control buffer: the control state, and the log-probabilities behind it.
+pub const CONTROL_BYTES: u64 = (size_of::<Control>() + LOGPROBS * size_of::<Logprobs>()) as u64;
+
+/// Log-probabilities of a generated token, the same struct as in `kernels/logprobs.wgsl`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Logprobs {
+    /// That of the token.
+    pub chosen: f32,
+    /// The most probable tokens, in order.
+    pub tokens: [u32; MAX_TOP],
+    /// Theirs.
+    pub logprobs: [f32; MAX_TOP],
+}
+
+impl Logprobs {
+    /// The same with `n_top` of the most probable tokens.
+    pub fn told(&self, n_top: usize) -> TokenLogprobs {
+        let top = self.tokens.iter().copied().zip(self.logprobs.iter().copied()).take(n_top);
+        TokenLogprobs { logprob: self.chosen, top: top.collect() }
+    }
+}
 
 /// The same struct as in `kernels/shared/control.wgsl`; a test compares the two.
 #[repr(C)]
@@ -42,6 +71,10 @@ pub struct Control {
     pub match_length: u32,
     /// Candidates of the draft.
     pub n_candidates: u32,
+    /// Tokens that this step generated.
+    pub n_new: u32,
+    /// The most probable tokens to tell for each, where log-probabilities are asked for.
+    pub n_top: u32,
     /// Tokens that end the request.
     pub end_tokens: [u32; MAX_END_TOKENS],
     /// The token of each node.

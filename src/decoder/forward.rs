@@ -5,14 +5,15 @@
 
 use std::fmt::Display;
 
+use super::control::MAX_NEW;
 use super::step::{MEMORY, PER_CHUNK, Pass, Scratch, draft_chunks};
 use super::weights::{Layer, Matrix, Part, Weights};
-use crate::Result;
 use crate::cpu::draft::{MAX_CANDIDATES, MAX_DEPTH};
 use crate::cpu::lanes;
 use crate::gpu::{Buffer, Range};
 use crate::kernels::{Features, compose};
 use crate::model::{BLOCK, Config, Format};
+use crate::{Error, Result};
 
 /// Which neighbouring operations share a kernel. The bits do not depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,7 +103,13 @@ pub(super) fn forward<'a>(
             ops.argmax()?;
         }
     }
-    ops.accept()
+    ops.accept()?;
+    if pass.logprobs {
+        // logprob = ln softmax(logits)[token], behind the nodes that gave new tokens
+        ops.logprob_parts()?;
+        ops.logprobs()?;
+    }
+    Ok(())
 }
 
 /// The operations of one step. Each composes its kernel for the model's shape and the pass.
@@ -353,8 +360,12 @@ impl<'a> Ops<'a, '_> {
 
     pub fn penalize(&mut self) -> Result<()> {
         let s = self.s;
-        let ranges = vec![s.control.whole(), s.sampling.whole(), s.context(), s.logits.whole(), s.counts.whole()];
-        let values: [(&str, &dyn Display); 1] = [("VOCAB_SIZE", &self.config.vocab_size)];
+        // Where nothing is kept, any buffer fills the place.
+        let kept = if self.pass.logprobs { self.model_logits()? } else { &s.best };
+        let ranges =
+            vec![s.control.whole(), s.sampling.whole(), s.context(), s.logits.whole(), s.counts.whole(), kept.whole()];
+        let values: [(&str, &dyn Display); 2] =
+            [("VOCAB_SIZE", &self.config.vocab_size), ("KEEPS", &self.pass.logprobs)];
         self.op("penalize", &values, &["control", "sampling"], ranges, [self.pass.tokens, 1, 1])
     }
 
@@ -362,7 +373,7 @@ impl<'a> Ops<'a, '_> {
         let s = self.s;
         let ranges = vec![s.control.whole(), s.sampling.whole(), s.logits.whole(), s.thresholds.whole()];
         let values: [(&str, &dyn Display); 1] = [("VOCAB_SIZE", &self.config.vocab_size)];
-        self.op("threshold", &values, &["control", "sampling", "numbers"], ranges, [self.pass.tokens, 1, 1])
+        self.op("threshold", &values, &["control", "sampling", "keys", "numbers"], ranges, [self.pass.tokens, 1, 1])
     }
 
     pub fn sample(&mut self) -> Result<()> {
@@ -370,7 +381,7 @@ impl<'a> Ops<'a, '_> {
         let ranges =
             vec![s.control.whole(), s.sampling.whole(), s.logits.whole(), s.thresholds.whole(), s.best.whole()];
         let workgroups = [vocab_parts(vocab_size), self.pass.tokens, 1];
-        let helpers = ["control", "sampling", "numbers", "best"];
+        let helpers = ["control", "sampling", "keys", "numbers", "best"];
         self.op("sample", &[("VOCAB_SIZE", &vocab_size)], &helpers, ranges, workgroups)
     }
 
@@ -383,6 +394,28 @@ impl<'a> Ops<'a, '_> {
         let s = self.s;
         let ranges = vec![s.control.whole(), s.context(), s.slot_map.whole(), s.best.whole()];
         self.op("accept", &values, &["control", "best"], ranges, [1, 1, 1])
+    }
+
+    pub fn logprob_parts(&mut self) -> Result<()> {
+        let (s, vocab_size) = (self.s, self.config.vocab_size);
+        let ranges = vec![s.control.whole(), self.model_logits()?.whole(), s.logprob_parts.whole()];
+        let workgroups = [vocab_parts(vocab_size), self.pass.tokens.min(MAX_NEW), 1];
+        let helpers = ["control", "keys", "logprobs", "numbers", "reduce", "exchange"];
+        self.op("logprob_parts", &[("VOCAB_SIZE", &vocab_size)], &helpers, ranges, workgroups)
+    }
+
+    pub fn logprobs(&mut self) -> Result<()> {
+        let (s, vocab_size) = (self.s, self.config.vocab_size);
+        let ranges = vec![s.control.whole(), self.model_logits()?.whole(), s.logprob_parts.whole()];
+        let values: [(&str, &dyn Display); 2] = [("VOCAB_SIZE", &vocab_size), ("N_PARTS", &vocab_parts(vocab_size))];
+        let helpers = ["control", "keys", "logprobs", "numbers"];
+        self.op("logprobs", &values, &helpers, ranges, [self.pass.tokens.min(MAX_NEW), 1, 1])
+    }
+
+    /// The logits as the model gave them: penalties change those of a request that samples.
+    fn model_logits(&self) -> Result<&'a Buffer> {
+        let missing = || Error::Gpu { what: "buffer kept".into(), message: "it was not made".into() };
+        if self.pass.sampled { self.s.kept.as_ref().ok_or_else(missing) } else { Ok(&self.s.logits) }
     }
 }
 

@@ -16,7 +16,7 @@ pub mod weights;
 pub mod window;
 
 pub use forward::{Fusion, Outcome};
-pub use request::{Finish, Generated, Mode, OnTokens, Request};
+pub use request::{Finish, Generated, Mode, OnTokens, Request, TokenLogprobs};
 pub use sampler::SamplingOptions;
 pub use weights::Weights;
 pub use window::{FusionChoice, GpuDecoder};

@@ -26,7 +26,7 @@ impl GpuDecoder {
     /// Records, probes and, for [`FusionChoice::Auto`], times the plans, and notes what was left out.
     pub(super) async fn choose_plan(&mut self, choice: FusionChoice) -> Result<()> {
         let mut left_out = Vec::new();
-        let decode = |fusion, plain| StepKey { tokens: 1, outcome: Outcome::Predict, fusion, plain, sampled: false };
+        let decode = |fusion, plain| StepKey { fusion, plain, ..StepKey::PLAIN };
         let key = decode(Fusion::NONE, true);
         self.record(&[key]).await?;
         let reference = self.trace(key).await?;
@@ -128,7 +128,7 @@ impl GpuDecoder {
     async fn faster(&mut self) -> Result<Fusion> {
         let mut best = (f64::INFINITY, Fusion::NONE);
         for fusion in [Fusion::NONE, Fusion::ALL] {
-            let key = StepKey { tokens: 1, outcome: Outcome::Predict, fusion, plain: false, sampled: false };
+            let key = StepKey { fusion, ..StepKey::PLAIN };
             self.record(&[key]).await?;
             let step = self.recording(key)?;
             let mut shortest = f64::INFINITY;

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use super::control::MAX_END_TOKENS;
+use super::control::{MAX_END_TOKENS, MAX_TOP};
 use super::controller::StepStats;
 use super::sampler::{Sampling, SamplingOptions};
 use crate::model::Config;
@@ -68,6 +68,18 @@ pub struct Request<'a> {
     pub mode: Mode,
     /// How the tokens are chosen.
     pub sampling: SamplingOptions,
+    /// Asks for log-probabilities, with this many of the most probable tokens, at most [`MAX_TOP`].
+    pub logprobs: Option<usize>,
+}
+
+/// Log-probabilities of a token of the answer: the natural logarithm of softmax, at temperature 1, over the logits that
+/// the model gave, before penalties and biases. They are the same bits in every mode.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// That of the token.
+    pub logprob: f32,
+    /// The most probable tokens and theirs, the most probable one first; the lower token where two are equal.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// What became known of a generation.
@@ -75,6 +87,8 @@ pub struct Request<'a> {
 pub struct News<'a> {
     /// New tokens of the answer.
     pub tokens: &'a [u32],
+    /// Log-probabilities of each of them, where the request asked for these; else empty.
+    pub logprobs: &'a [TokenLogprobs],
     /// The steps that gave them, where the loop is on the GPU: each gave its accepted tokens and one more.
     pub steps: &'a [StepStats],
     /// The draft tree of the last of these steps, root included; empty without a draft.
@@ -100,6 +114,8 @@ pub type OnTokens<'a> = &'a mut dyn FnMut(&News<'_>) -> ControlFlow<()>;
 pub struct Generated {
     /// The tokens generated.
     pub tokens: Vec<u32>,
+    /// Log-probabilities of each of them, where the request asked for these; else empty.
+    pub logprobs: Vec<TokenLogprobs>,
     /// Why it ended; `None` where the caller broke off.
     pub finish: Option<Finish>,
     /// Tokens of the prompt.
@@ -125,6 +141,7 @@ impl Generated {
     pub(crate) fn nothing(prompt_tokens: usize, cached_tokens: usize) -> Generated {
         Generated {
             tokens: Vec::new(),
+            logprobs: Vec::new(),
             finish: None,
             prompt_tokens,
             cached_tokens,
@@ -170,11 +187,25 @@ pub(crate) fn check_request(request: &Request<'_>, config: &Config, max_seq_len:
             request.end_tokens.len()
         )));
     }
+    request.logprobs.map_or(Ok(()), check_logprobs)?;
     if request.prompt.len() >= max_seq_len {
         return Err(Error::ContextOverflow { needed: request.prompt.len() + 1, context: max_seq_len });
     }
     check_tokens(request.prompt, config)?;
     request.sampling.resolve(config.vocab_size)
+}
+
+/// Whether so many of the most probable tokens can be told.
+///
+/// # Errors
+/// [`Error::BadInput`] where they are more than [`MAX_TOP`].
+pub fn check_logprobs(n_top: usize) -> Result<()> {
+    if n_top <= MAX_TOP {
+        return Ok(());
+    }
+    Err(Error::BadInput(format!(
+        "logprobs asks for the {n_top} most probable tokens of each place but at most {MAX_TOP} can be told: ask for fewer"
+    )))
 }
 
 pub(crate) fn check_tokens(tokens: &[u32], config: &Config) -> Result<()> {

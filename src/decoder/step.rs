@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::control::Control;
+use super::control::{CONTROL_BYTES, Logprobs, MAX_NEW};
 use super::forward::{Fusion, Outcome, features, forward, fused_norm_tokens, vocab_parts};
 use super::sampler::Sampling;
 use super::weights::Weights;
@@ -41,6 +41,26 @@ pub struct StepKey {
     pub plain: bool,
     /// Tokens are chosen as the request says in [`Scratch::sampling`], instead of the most probable ones.
     pub sampled: bool,
+    /// Log-probabilities of the new tokens are written behind the control state.
+    pub logprobs: bool,
+}
+
+impl StepKey {
+    /// One token, the most probable one, a kernel an operation.
+    pub const PLAIN: StepKey = StepKey {
+        tokens: 1,
+        outcome: Outcome::Predict,
+        fusion: Fusion::NONE,
+        plain: false,
+        sampled: false,
+        logprobs: false,
+    };
+
+    /// The same decode step for another number of nodes.
+    pub fn of_width(self, width: usize) -> StepKey {
+        let outcome = if width == 1 { Outcome::Predict } else { Outcome::Verify };
+        StepKey { tokens: width, outcome, ..self }
+    }
 }
 
 /// All that shapes the kernels of one step besides the model.
@@ -53,6 +73,7 @@ pub(super) struct Pass {
     /// The device is a program on the CPU.
     pub software: bool,
     pub sampled: bool,
+    pub logprobs: bool,
     pub features: Features,
 }
 
@@ -62,7 +83,7 @@ pub struct Scratch {
     pub max_seq_len: usize,
     /// Nodes of the widest step.
     pub max_tokens: usize,
-    /// The state of the loop, [`Control`].
+    /// The state of the loop, [`Control`](super::control::Control), and [`Logprobs`] of the last tokens.
     pub control: Buffer,
     /// The memory, and behind it the tokens of the prompt and of the answer, `[MEMORY + max_seq_len]`.
     pub text: Buffer,
@@ -100,6 +121,10 @@ pub struct Scratch {
     pub counts: Buffer,
     /// Which logits may be chosen, `[max_tokens]`.
     pub thresholds: Buffer,
+    /// Log-probabilities of each part of the vocabulary, `[9, parts]`.
+    pub logprob_parts: Buffer,
+    /// The logits before penalties, `[max_tokens, vocab_size]`, once a request that samples asked for log-probabilities.
+    pub kept: Option<Buffer>,
 }
 
 /// Bytes of each buffer of [`Scratch`], by name, for the memory plan.
@@ -110,7 +135,7 @@ pub fn scratch_sizes(config: &Config, max_seq_len: usize, max_tokens: usize) -> 
     let floats = |n: usize| product(&[4, max_tokens, n]);
     let partial = [4, max_tokens, config.n_heads, max_seq_len / CHUNK, config.head_dim + 2];
     vec![
-        ("control", size_of::<Control>() as u64),
+        ("control", CONTROL_BYTES),
         ("text", 4 * (MEMORY as u64).saturating_add(max_seq_len as u64)),
         ("slot_map", product(&[4, max_seq_len])),
         ("candidates", 4 * (PER_CHUNK * MAX_CHUNKS) as u64),
@@ -128,6 +153,8 @@ pub fn scratch_sizes(config: &Config, max_seq_len: usize, max_tokens: usize) -> 
         ("sampling", size_of::<Sampling>() as u64),
         ("counts", floats(config.vocab_size)),
         ("thresholds", floats(1)),
+        // A part has two numbers where a token has one.
+        ("logprob_parts", product(&[size_of::<Logprobs>() + 4, MAX_NEW, vocab_parts(config.vocab_size)])),
     ]
 }
 
@@ -197,7 +224,20 @@ impl Scratch {
             sampling: take("sampling")?,
             counts: take("counts")?,
             thresholds: take("thresholds")?,
+            logprob_parts: take("logprob_parts")?,
+            kept: None,
         })
+    }
+
+    /// Makes [`Scratch::kept`], unless it is there.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`] where the device has no room.
+    pub async fn make_kept(&mut self, gpu: &Gpu) -> Result<()> {
+        if self.kept.is_none() {
+            self.kept = Some(gpu.buffer("the logits before penalties", self.logits.size()).await?);
+        }
+        Ok(())
     }
 
     /// The context's tokens, behind the memory.
@@ -244,6 +284,7 @@ impl Steps {
                 ),
                 software: gpu.adapter().is_software,
                 sampled: key.sampled,
+                logprobs: key.logprobs,
                 features: if key.plain { Features::PLAIN } else { features(gpu.adapter()) },
             };
             let mut ops = Vec::new();

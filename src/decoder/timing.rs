@@ -101,6 +101,7 @@ impl GpuDecoder {
             end_tokens: &[],
             mode: Mode::Loop,
             sampling: SamplingOptions::default(),
+            logprobs: None,
         };
         let remembered = self.set_remembers(false);
         let generated = self.generate(&request, &mut |_| std::ops::ControlFlow::Continue(())).await;

@@ -5,8 +5,9 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::control::Control;
+use super::control::{CONTROL_BYTES, Control, LOGPROBS, Logprobs, MAX_NEW, MAX_TOP, RECENT, STEP_STATS};
 use super::forward::{Fusion, Op, Ops, Outcome, features, forward, fused_norm_tokens, vocab_parts};
+use super::request::TokenLogprobs;
 use super::sampler::SamplingOptions;
 use super::step::{BUCKETS, CHUNK, MEMORY, Pass, Scratch};
 use super::weights::Weights;
@@ -151,6 +152,7 @@ impl Bench {
             fused_norm_tokens,
             software: self.software,
             sampled: false,
+            logprobs: false,
             features: self.features,
         }
     }
@@ -599,6 +601,95 @@ fn choices_are_those_of_the_twins() {
         let mut bench = Bench::new(shapes()[0].clone(), [Format::Q4; 3], false).await;
         for config in [narrow, wide] {
             check_sampling(config, &mut bench, &mut random).await;
+        }
+    });
+}
+
+/// Log-probabilities behind the nodes of random paths, and the logits that penalties leave to them.
+async fn check_logprobs(config: Config, bench: &mut Bench, random: &mut Random) {
+    let vocab_size = config.vocab_size;
+    bench.scratch = Scratch::new(&bench.gpu, &config, 256, MAX_NODES).await.unwrap();
+    bench.scratch.make_kept(&bench.gpu).await.unwrap();
+    bench.config = config;
+    let s = &bench.scratch;
+    for (round, bucket) in BUCKETS.iter().copied().cycle().take(18).enumerate() {
+        // Nodes that the context holds, and a path through the others; an end token may have cut off what follows it.
+        let n_given = 1 + random.below(bucket.min(3));
+        let accepted = (n_given..bucket).filter(|_| random.below(3) == 0).take(8);
+        let path: Vec<usize> = (0..n_given).chain(accepted).collect();
+        let nodes = &path[n_given - 1..];
+        let n_new = (nodes.len() - usize::from(round % 4 == 3)).min(MAX_NEW);
+        let (n_generated, n_steps) = (n_new + random.below(400), 1 + random.below(200));
+        let n_top = [20, 0, 5, 1][round % 4];
+        let mut control = Control {
+            n_nodes: bucket as u32,
+            n_given: n_given as u32,
+            n_context: 200,
+            n_generated: n_generated as u32,
+            n_steps: n_steps as u32,
+            n_new: n_new as u32,
+            n_top: n_top as u32,
+            ..Control::new()
+        };
+        control.step_paths[(n_steps - 1) % STEP_STATS] = path.iter().fold(0, |path, node| path | 1 << node);
+        control.recent = std::array::from_fn(|_| random.below(vocab_size) as u32);
+        let spread = [4.0, 0.3, 15.0][round % 3];
+        let mut logits: Vec<f32> = random.normals(bucket * vocab_size).iter().map(|v| spread * v).collect();
+        if round % 2 == 1 {
+            // Many that are equal.
+            logits.iter_mut().for_each(|v| *v = v.round());
+        }
+        for (i, value) in [f32::NAN, f32::NEG_INFINITY, -0.0, -200.0].into_iter().enumerate() {
+            (0..bucket).for_each(|node| logits[node * vocab_size + (7 + 50 * i) * (node + 1) % vocab_size] = value);
+        }
+        let mut pass = bench.pass(bucket, Fusion::NONE);
+        pass.logprobs = true;
+        bench.gpu.write(&s.control, 0, bytemuck::bytes_of(&control));
+        bench.write(&s.logits, &logits);
+        if round % 2 == 0 {
+            pass.sampled = true;
+            let options = SamplingOptions { logit_bias: vec![(3, 9.0)], ..SamplingOptions::default() };
+            bench.gpu.write(&s.sampling, 0, bytemuck::bytes_of(&options.resolve(vocab_size).unwrap().unwrap()));
+            bench.run(&pass, |ops| ops.penalize()).await;
+        }
+        bench.run(&pass, |ops| ops.logprob_parts()).await;
+        bench.run(&pass, |ops| ops.logprobs()).await;
+        let bytes = bench.gpu.read(&s.control, 0, CONTROL_BYTES).await.unwrap();
+        let told: Vec<Logprobs> = bytemuck::pod_collect_to_vec(&bytes[size_of::<Control>()..]);
+        assert_eq!((told.len(), MAX_TOP), (LOGPROBS, 20));
+        for (i, node) in nodes.iter().enumerate().take(n_new) {
+            let number = n_generated - n_new + i;
+            let got = told[number % LOGPROBS].told(n_top.min(vocab_size));
+            let token = control.recent[number % RECENT];
+            let want = cpu::logprobs(&logits[node * vocab_size..][..vocab_size], token, n_top);
+            let at = format!("token {i} of {n_new} in round {round}");
+            let tokens = |told: &TokenLogprobs| told.top.iter().map(|(token, _)| *token).collect::<Vec<_>>();
+            assert_eq!(tokens(&got), tokens(&want), "{at}");
+            for (got, want) in numbers(&got).zip(numbers(&want)) {
+                let bound = if EXACT.load(Ordering::Relaxed) { 0.0 } else { 2e-6 * want.abs().max(1.0) };
+                let agrees = (got - want).abs() <= bound || got == want || (got.is_nan() && want.is_nan());
+                assert!(agrees, "{at}: {got}, the twin has {want}");
+            }
+        }
+    }
+}
+
+fn numbers(told: &TokenLogprobs) -> impl Iterator<Item = f32> {
+    std::iter::once(told.logprob).chain(told.top.iter().map(|(_, logprob)| *logprob))
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_twin() {
+    let mut random = Random(61);
+    pollster::block_on(async {
+        for plain in [false, true] {
+            let [_, wide, narrow] = shapes();
+            let widest = Config { vocab_size: 21_000, ..narrow.clone() };
+            let tiny = Config { vocab_size: 12, ..narrow.clone() };
+            let mut bench = Bench::new(shapes()[0].clone(), [Format::Q4; 3], plain).await;
+            for config in [narrow, wide, widest, tiny] {
+                check_logprobs(config, &mut bench, &mut random).await;
+            }
         }
     });
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
-use super::control::{Control, RECENT};
+use super::control::{CONTROL_BYTES, Control, LOGPROBS, Logprobs, RECENT};
 use super::controller::{Controller, Costs, StepStats};
 use super::forward::{Fusion, Outcome};
 use super::memory::Memory;
@@ -62,6 +62,7 @@ pub struct GpuDecoder {
     pub(super) fusion: Fusion,
     /// Whether the kernels do without subgroups and the packed dot product.
     pub(super) plain: bool,
+    /// Take the control state; behind them, once a request asked, those that take log-probabilities too.
     staging: Vec<Staging>,
     flying: VecDeque<Flight>,
     /// Steps of a window and windows in flight, where they were calibrated.
@@ -171,8 +172,7 @@ impl GpuDecoder {
 
     /// The decode step of a width.
     pub(super) fn width_key(&self, width: usize) -> StepKey {
-        let outcome = if width == 1 { Outcome::Predict } else { Outcome::Verify };
-        StepKey { tokens: width, outcome, fusion: self.fusion, plain: self.plain, sampled: false }
+        StepKey { fusion: self.fusion, plain: self.plain, ..StepKey::PLAIN }.of_width(width)
     }
 
     /// Answers of earlier requests, from which drafts are taken too.
@@ -233,10 +233,18 @@ impl GpuDecoder {
         }
     }
 
-    /// Records the steps of requests that sample, for every width that may be used. They need no check of their own:
-    /// their layers and their head are those of the other steps.
-    async fn record_sampled(&mut self) -> Result<()> {
-        let keys = self.widths.iter().map(|&width| StepKey { sampled: true, ..self.width_key(width) });
+    /// Records the steps of requests that sample or want log-probabilities, for every width that may be used. They need
+    /// no check of their own: their layers and their head are those of the other steps.
+    async fn record_like(&mut self, key: StepKey) -> Result<()> {
+        if key.logprobs {
+            if key.sampled {
+                self.scratch.make_kept(&self.gpu).await?;
+            }
+            while self.staging.len() < 2 * MAX_IN_FLIGHT {
+                self.staging.push(self.gpu.staging(CONTROL_BYTES).await?);
+            }
+        }
+        let keys = self.widths.iter().map(|&width| key.of_width(width));
         let keys: Vec<StepKey> = keys.collect();
         self.record(&keys).await
     }
@@ -269,8 +277,9 @@ impl GpuDecoder {
         let sampling = check_request(request, &self.config, self.context)?;
         self.land().await?;
         self.prepare(request.mode).await?;
+        let key = StepKey { sampled: sampling.is_some(), logprobs: request.logprobs.is_some(), ..self.decode_key() };
+        self.record_like(key).await?;
         if let Some(sampling) = &sampling {
-            self.record_sampled().await?;
             self.gpu.write(&self.scratch.sampling, 0, bytemuck::bytes_of(sampling));
         }
         let n_prompt = request.prompt.len();
@@ -281,7 +290,7 @@ impl GpuDecoder {
         if self.prefill(&request.prompt[cached_tokens..n_prompt - 1], on_tokens).await?.is_break() {
             return Ok(generated);
         }
-        let decoded = self.decode(request, sampling.is_some(), on_tokens, started, &mut generated).await;
+        let decoded = self.decode(request, key, on_tokens, started, &mut generated).await;
         if decoded.is_err() {
             self.cached.clear();
             decoded?;
@@ -323,6 +332,7 @@ impl GpuDecoder {
             n_memory: if self.remembers { self.memory.tokens().len() as u32 } else { 0 },
             hits: self.reliability.0,
             tries: self.reliability.1,
+            n_top: request.logprobs.unwrap_or(0) as u32,
             ..Control::new()
         };
         control.end_tokens[..request.end_tokens.len()].copy_from_slice(request.end_tokens);
@@ -364,7 +374,7 @@ impl GpuDecoder {
     async fn decode(
         &mut self,
         request: &Request<'_>,
-        sampled: bool,
+        key: StepKey,
         on_tokens: OnTokens<'_>,
         started: f64,
         generated: &mut Generated,
@@ -388,7 +398,8 @@ impl GpuDecoder {
                     _ => 1,
                 };
                 let steps = steps.clamp(1, MAX_WINDOW).min(request.max_tokens - submitted);
-                let free = (0..self.staging.len()).find(|i| !self.flying.iter().any(|flight| flight.staging == *i));
+                let own = if key.logprobs { MAX_IN_FLIGHT..2 * MAX_IN_FLIGHT } else { 0..MAX_IN_FLIGHT };
+                let free = own.clone().find(|i| !self.flying.iter().any(|flight| flight.staging == *i));
                 let Some(staging) = free else { break };
                 let width = match request.mode {
                     Mode::Greedy | Mode::Loop => 1,
@@ -398,7 +409,7 @@ impl GpuDecoder {
                         self.admitted(width)
                     }
                 };
-                let step = self.recording(StepKey { sampled, ..self.width_key(width) })?;
+                let step = self.recording(key.of_width(width))?;
                 self.gpu.submit(&[step; MAX_WINDOW][..steps], Some((&self.scratch.control, &self.staging[staging])));
                 submitted += steps;
                 self.flying.push_back(Flight { staging, steps, width });
@@ -408,7 +419,8 @@ impl GpuDecoder {
             let read = self.gpu.read_staging(&self.staging[flight.staging]).await;
             self.flying.pop_front();
             let bytes = read?;
-            let control: Control = bytemuck::pod_read_unaligned(&bytes);
+            let (control, behind) = bytes.split_at(size_of::<Control>());
+            let control: Control = bytemuck::pod_read_unaligned(control);
             let known = generated.tokens.len();
             let end = now_ms();
             if known == 0 {
@@ -441,10 +453,17 @@ impl GpuDecoder {
             self.reliability = (control.hits, control.tries);
             let new: Vec<u32> = (known..control.n_generated as usize).map(|g| control.recent[g % RECENT]).collect();
             generated.tokens.extend_from_slice(&new);
+            if let Some(n_top) = request.logprobs {
+                let told: Vec<Logprobs> = bytemuck::pod_collect_to_vec(behind);
+                let n_top = n_top.min(self.config.vocab_size);
+                let new = (known..generated.tokens.len()).map(|g| told[g % LOGPROBS].told(n_top));
+                generated.logprobs.extend(new);
+            }
             generated.steps = control.n_steps as usize;
             generated.finish = control.finish();
             ended = generated.finish.is_some();
-            if on_tokens(&News { tokens: &new, steps: &steps, tree: &control.tree() }).is_break() {
+            let logprobs = generated.logprobs.get(known..).unwrap_or_default();
+            if on_tokens(&News { tokens: &new, logprobs, steps: &steps, tree: &control.tree() }).is_break() {
                 ended = true;
                 generated.finish = None;
             }
@@ -468,6 +487,7 @@ impl GpuDecoder {
             end_tokens: &[],
             mode: Mode::Greedy,
             sampling: SamplingOptions::default(),
+            logprobs: None,
         };
         if tokens.len() > self.context {
             return Err(Error::ContextOverflow { needed: tokens.len(), context: self.context });

@@ -20,6 +20,8 @@ export interface GenerateOptions extends SamplingOptions {
   /** The most tokens to generate; to the end of the context if absent. */
   maxTokens?: number;
   mode?: Mode;
+  /** Asks for log-probabilities of each token, with this many of the most probable ones in its place, at most 20. */
+  logprobs?: number;
   /** Hears what the steps did, with each piece of text: for pages that show how the answer comes about. */
   onSteps?: (report: StepReport) => void;
   /** Ends the answer; what was generated so far stands, with the finish reason `abort`. */

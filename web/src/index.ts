@@ -2,4 +2,4 @@
 
 export { Engine, load, type GenerateOptions, type Generation, type LoadOptions } from "./engine.ts";
 export { ForerunError } from "./protocol.ts";
-export type { Completion, EngineInfo, EngineOptions, Message, Mode, Progress, SamplingOptions, StepReport } from "./protocol.ts";
+export type { Completion, EngineInfo, EngineOptions, Logprobs, Message, Mode, Progress, SamplingOptions, StepReport, TokenLogprob } from "./protocol.ts";

@@ -95,6 +95,8 @@ export interface CompletionRequest extends SamplingOptions {
   messages?: Message[];
   maxTokens?: number;
   mode?: Mode;
+  /** Asks for log-probabilities of each token, with this many of the most probable ones in its place, at most 20. */
+  logprobs?: number;
   /** Whether to report what the steps did. */
   steps?: boolean;
 }
@@ -109,10 +111,24 @@ export interface StepReport {
   tree: { text: string; parent: number; accepted: boolean }[];
 }
 
+/** A token and the natural logarithm of its probability (null for a probability of 0). */
+export interface TokenLogprob {
+  token: string;
+  id: number;
+  logprob: number | null;
+}
+
+/** The log-probability of an answer's token, and the most probable ones in its place. */
+export interface Logprobs extends TokenLogprob {
+  top: TokenLogprob[];
+}
+
 /** A whole answer and how it came about. */
 export interface Completion {
   text: string;
   tokens: number[];
+  /** Of each token, where the request asked for them: by the model's own softmax at temperature 1, before penalties and biases. */
+  logprobs?: Logprobs[];
   promptTokens: number;
   /** Tokens of the prompt that the cache still held. */
   cachedTokens: number;

@@ -139,6 +139,15 @@ async function keep(url: string): Promise<Record<string, unknown>> {
   return { ...result, memory: memory.length, isKept: `${kept}` === `${memory}`, isRestored: `${restored}` === `${memory}` };
 }
 
+/** Log-probabilities, told in several modes. */
+async function logprobs(): Promise<{ told: Completion[]; error: string }> {
+  const told = [];
+  for (const mode of ["greedy", "loop", "tree16"] as const) {
+    told.push(await shared.generate(PROMPT, { maxTokens: 24, mode, logprobs: 3 }).completion);
+  }
+  return { told, error: await nameOfFailure(shared.generate(PROMPT, { logprobs: 21 }).completion) };
+}
+
 function twoAtOnce(): Promise<number[][]> {
   return Promise.all([nextTokens(), nextTokens()]);
 }
@@ -166,5 +175,5 @@ function nameOfFailure(promise: Promise<unknown>): Promise<string> {
 
 Object.assign(window, {
   checkInWindow, checkInWorker, readAll, readFile, run, converse, leaveEarly, abortLoading, twoAtOnce, useDisposed, tooLong,
-  sample, keep,
+  sample, keep, logprobs,
 });

@@ -129,6 +129,20 @@ test("what was timed and what was answered is kept for the next visit", async ()
   assert.deepEqual(seen.tokens, seen.completion);
 });
 
+test("log-probabilities are the same in every mode", async () => {
+  const { told, error } = await page.evaluate(() => window.logprobs());
+  const [{ tokens, logprobs }] = told;
+  assert.deepEqual(tokens, expected.slice(0, 24));
+  for (const other of told) assert.deepEqual(other.logprobs, logprobs);
+  assert.deepEqual(logprobs.map(({ id }) => id), tokens);
+  for (const { id, logprob, top } of logprobs) {
+    assert.equal(top.length, 3);
+    assert.deepEqual([top[0].id, top[0].logprob], [id, logprob]);
+    assert.ok(top[0].logprob >= top[1].logprob && top[1].logprob >= top[2].logprob && logprob < 0);
+  }
+  assert.match(error, /^BadInputError: logprobs asks for the 21/);
+});
+
 test("a disposed engine says so", async () => {
   assert.match(await page.evaluate(() => window.useDisposed()), /^AbortError: the engine was disposed of/);
 });

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use forerun::decoder::calibrate::Calibrations;
 use forerun::decoder::{Fusion, FusionChoice, Mode, SamplingOptions};
 use forerun::gpu::LimitsRequest;
-use forerun::session::{self, BackendChoice, Completing, EngineOptions, Piece, Progress, Prompt};
+use forerun::session::{self, BackendChoice, Completing, EngineOptions, Piece, Progress, Prompt, SpelledLogprobs};
 use forerun::text::Message;
 use js_sys::Function;
 use serde::{Deserialize, Serialize};
@@ -86,6 +86,7 @@ struct Request {
     repetition_penalty: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
+    logprobs: Option<usize>,
     #[serde(default)]
     logit_bias: BTreeMap<u32, f32>,
 }
@@ -180,6 +181,8 @@ struct About {
 struct Answer {
     text: String,
     tokens: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Vec<SpelledLogprobs>>,
     prompt_tokens: usize,
     cached_tokens: usize,
     finish_reason: &'static str,
@@ -306,10 +309,10 @@ impl Engine {
         })
     }
 
-    /// Answers a request given as JSON (`text` or `messages`, `maxTokens`, `mode`, how to sample) and gives back the
-    /// whole answer with its statistics as JSON. `on_text(piece, steps)` gets the text as it comes, and now and then an
-    /// empty piece; it answers whether to go on. Where the request has `steps`, it also gets what the steps did, as
-    /// JSON.
+    /// Answers a request given as JSON (`text` or `messages`, `maxTokens`, `mode`, `logprobs`, how to sample) and gives
+    /// back the whole answer with its statistics as JSON. `on_text(piece, steps)` gets the text as it comes, and now and
+    /// then an empty piece; it answers whether to go on. Where the request has `steps`, it also gets what the steps did,
+    /// as JSON.
     pub async fn complete(&mut self, request: String, on_text: Function) -> Result<String, JsValue> {
         let request: Request = parse("the request", &request)?;
         let prompt = match (&request.text, &request.messages) {
@@ -322,7 +325,12 @@ impl Engine {
             }
         };
         let mode = request.mode.as_deref().map_or(Ok(Mode::default()), Mode::from_name).map_err(to_js)?;
-        let how = Completing { max_tokens: request.max_tokens, mode, sampling: request.sampling() };
+        let how = Completing {
+            max_tokens: request.max_tokens,
+            mode,
+            sampling: request.sampling(),
+            logprobs: request.logprobs,
+        };
         let wants_steps = request.steps;
         let mut tell =
             |piece: &Piece<'_>| match on_text.call2(&JsValue::NULL, &piece.text.into(), &report(piece, wants_steps)) {
@@ -331,6 +339,7 @@ impl Engine {
             };
         let answer = self.inner.complete(prompt, &how, &mut tell).await.map_err(to_js)?;
         to_json(&Answer {
+            logprobs: request.logprobs.map(|_| self.inner.spelled_logprobs(&answer.generated)),
             finish_reason: answer.finish_reason(),
             prompt_tokens: answer.generated.prompt_tokens,
             cached_tokens: answer.generated.cached_tokens,
