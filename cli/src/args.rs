@@ -42,6 +42,7 @@ pub enum Command {
     Perplexity(PerplexityArgs),
     GenerateWorkload(GenerateWorkloadArgs),
     Replay(ReplayArgs),
+    Agreement(AgreementArgs),
 }
 
 impl Command {
@@ -52,6 +53,7 @@ impl Command {
             Command::Chat(args) => &args.engine,
             Command::Perplexity(args) => &args.engine,
             Command::GenerateWorkload(args) => &args.engine,
+            Command::Agreement(_) => return true,
             Command::Inspect(_) | Command::Replay(_) => return false,
         };
         engine.backend == Backend::Gpu
@@ -216,6 +218,45 @@ pub struct ReplayArgs {
     /// Print one JSON object instead: drafters (name, nodes, memory, tokens_per_step, tasks) and memory_sizes
     #[arg(long)]
     pub json: bool,
+}
+
+/// Check that settings change no token on this device
+///
+/// Answers prompts in every mode, with both plans of a step, with the limits and without the features that not every
+/// GPU has, and compares the tokens with those of the first way: a readback after each token and a kernel an operation.
+/// Ends with 1 if one differs.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forerun agreement smollm2-135m
+  forerun agreement smollm2-135m workload/*.jsonl --limit 3 --temperature 0.8 --vary --only auto")]
+pub struct AgreementArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: String,
+    /// Files of prompts, as `forerun generate-workload` takes them [default: ten questions]
+    pub prompts: Vec<PathBuf>,
+    /// The most tokens of an answer
+    #[arg(long, value_name = "N", value_parser = at_least_1, default_value = "64")]
+    pub max_tokens: NonZeroUsize,
+    /// Answer only the first prompts of each task
+    #[arg(long, value_name = "N", value_parser = at_least_1)]
+    pub limit: Option<NonZeroUsize>,
+    /// Compare only the ways whose names hold one of these words, separated by commas
+    #[arg(long, value_name = "WORDS", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Besides the most probable tokens, compare sampled ones
+    #[arg(long, value_name = "T", allow_negative_numbers = true, default_value_t = 0.0)]
+    pub temperature: f32,
+    /// With --temperature: for how many seeds
+    #[arg(long, value_name = "N", default_value = "3")]
+    pub seeds: u32,
+    /// Vary the windows from answer to answer, and draft from made-up memories: the right answer, wrong ones, any
+    /// tokens, answers that turn wrong
+    #[arg(long)]
+    pub vary: bool,
+    /// Tokens the context holds [default: 4096, or what the model was trained for]
+    #[arg(long, value_name = "N")]
+    pub context: Option<usize>,
 }
 
 /// How to answer.

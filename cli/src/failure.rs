@@ -17,6 +17,8 @@ pub enum Failure {
     Engine(Error),
     /// Bad input, in one sentence.
     Input(String),
+    /// What should be the same on this device is not, in one sentence.
+    Differs(String),
     /// Writing to stdout failed.
     Output(io::Error),
     /// The user pressed Ctrl-C.
@@ -45,7 +47,7 @@ impl Failure {
                 Error::ModelFormat(_) | Error::Unsupported(_) | Error::BadInput(_) | Error::ContextOverflow { .. }
             ),
             Failure::Input(_) => true,
-            Failure::Output(_) | Failure::Interrupted => false,
+            Failure::Differs(_) | Failure::Output(_) | Failure::Interrupted => false,
         }
     }
 
@@ -53,7 +55,7 @@ impl Failure {
     pub fn report(&self) -> ExitCode {
         match self {
             Failure::Engine(error) => say(&error.to_string()),
-            Failure::Input(text) => say(text),
+            Failure::Input(text) | Failure::Differs(text) => say(text),
             // Whoever closed the pipe has read what they wanted.
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
             Failure::Output(error) => say(&format!("cannot write the output ({error}): free the place it goes to")),

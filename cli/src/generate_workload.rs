@@ -1,6 +1,6 @@
 //! `forerun generate-workload`: answers to a file of prompts, recorded as tokens.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
@@ -14,7 +14,7 @@ use forerun::text::Message;
 use crate::args::GenerateWorkloadArgs;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::{self, Answering};
-use crate::recording::{Recording, WorkloadPrompt, parse_lines, read_lines};
+use crate::recording::{Recording, WorkloadPrompt, first_of_each_task, parse_lines, read_lines};
 use crate::{format, load, output};
 
 /// Answers the prompts that have no answer yet.
@@ -28,14 +28,7 @@ pub fn generate_workload(args: &GenerateWorkloadArgs) -> Outcome {
     if let Some(twice) = prompts.iter().find(|prompt| !ids.insert(&prompt.id)) {
         return Err(Failure::Input(format!("two prompts have the id {}: give each its own", twice.id)));
     }
-    if let Some(limit) = args.limit {
-        let mut seen: HashMap<String, usize> = HashMap::new();
-        prompts.retain(|prompt| {
-            let n = seen.entry(prompt.task.clone()).or_default();
-            *n += 1;
-            *n <= limit.get()
-        });
-    }
+    first_of_each_task(&mut prompts, args.limit);
     let same = |path: &Path| fs::canonicalize(path).ok().zip(fs::canonicalize(&args.output).ok());
     if args.prompts.iter().filter_map(|path| same(path)).any(|(prompts, output)| prompts == output) {
         let name = args.output.display();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forerun::Error;
 use forerun::model::FileSource;
-use forerun::session::{Engine, Progress};
+use forerun::session::{Engine, EngineOptions, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::EngineArgs;
@@ -85,6 +85,11 @@ pub fn about(model: &str, error: Error) -> Failure {
 
 /// Loads a model, showing how far it is.
 pub fn load(model: &str, args: &EngineArgs) -> Outcome<Engine> {
+    load_with(model, &args.options())
+}
+
+/// Loads a model with the engine's own options.
+pub fn load_with(model: &str, options: &EngineOptions) -> Outcome<Engine> {
     let source = open(model)?;
     let mut bar: Option<ProgressBar> = None;
     let mut phase = None;
@@ -103,8 +108,7 @@ pub fn load(model: &str, args: &EngineArgs) -> Outcome<Engine> {
             Progress::Ready => {}
         }
     };
-    let options = args.options();
-    let loaded = pollster::block_on(Engine::load(&source, &options, &mut show));
+    let loaded = pollster::block_on(Engine::load(&source, options, &mut show));
     if let Some(bar) = bar.take() {
         bar.finish_and_clear();
     }
@@ -140,6 +144,12 @@ fn bytes_bar(total: u64) -> ProgressBar {
 /// A bar for `total` tokens.
 pub fn tokens_bar(total: u64) -> ProgressBar {
     let style = style("scoring {bar:30} {human_pos} of {human_len} tokens, {eta} left {msg}");
+    ProgressBar::new(total).with_style(style)
+}
+
+/// A bar for `total` answers.
+pub fn answers_bar(total: u64) -> ProgressBar {
+    let style = style("answering {bar:30} {human_pos} of {human_len} answers, {eta} left {msg:.dim}");
     ProgressBar::new(total).with_style(style)
 }
 

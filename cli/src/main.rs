@@ -3,6 +3,7 @@
 //! Answers go to stdout; progress, statistics and errors go to stderr. An error is one sentence, and the exit code is
 //! 2 for bad input, 1 for whatever else fails and 130 where Ctrl-C ended the work.
 
+mod agreement;
 mod args;
 mod cache;
 mod chat;
@@ -53,6 +54,7 @@ fn execute(command: &Command) -> Outcome {
         Command::Inspect(args) => inspect::inspect(args),
         Command::Perplexity(args) => perplexity::perplexity(args),
         Command::GenerateWorkload(args) => generate_workload::generate_workload(args),
+        Command::Agreement(args) => agreement::agreement(args),
         Command::Replay(args) => replay::replay(args),
     }
 }

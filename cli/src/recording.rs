@@ -1,5 +1,7 @@
 //! Prompts and recorded answers as lines of JSON.
 
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -41,6 +43,17 @@ pub struct Recording {
     /// From the first token to the last, in milliseconds.
     #[serde(default)]
     pub decode_ms: f64,
+}
+
+/// Keeps the first `limit` prompts of each task, in their order.
+pub fn first_of_each_task(prompts: &mut Vec<WorkloadPrompt>, limit: Option<NonZeroUsize>) {
+    let Some(limit) = limit else { return };
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    prompts.retain(|prompt| {
+        let n = seen.entry(prompt.task.clone()).or_default();
+        *n += 1;
+        *n <= limit.get()
+    });
 }
 
 /// Reads a file of lines of JSON; empty lines do not count.

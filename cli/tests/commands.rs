@@ -99,6 +99,7 @@ fn help_and_version() {
         &["perplexity", "--help"],
         &["generate-workload", "--help"],
         &["replay", "--help"],
+        &["agreement", "--help"],
     ] {
         let ran = run(args);
         assert!(ran.succeeded().contains("Example"), "{ran:?}");
@@ -342,6 +343,22 @@ fn what_was_timed_is_kept() {
     std::fs::write(&folder, b"no folder").unwrap();
     assert_eq!(answer(&["--recalibrate"])["tokens"], plain["tokens"]);
     std::fs::remove_file(&folder).unwrap();
+}
+
+#[test]
+fn agreement_compares_every_way() {
+    let path = chatty("agreement.gguf", TEMPLATE);
+    let prompt = r#"{"task":"t","id":"one","messages":[{"role":"user","content":"a b a b a b a"}]}"#;
+    let prompts = file("agreement.jsonl", format!("{prompt}\n{}\n", prompt.replace("one", "two")).as_bytes());
+    let args = ["agreement", &path, &prompts, "--max-tokens", "12"];
+    let ran = run(&[&args[..], &["--temperature", "0.8", "--seeds", "2", "--vary"]].concat());
+    let lines: Vec<&str> = ran.succeeded().lines().collect();
+    assert_eq!(lines.len(), 16, "{ran:?}");
+    assert!(lines.iter().all(|line| line.contains("6 of 6 answers the same")), "{ran:?}");
+    let only = run(&[&args[..], &["--limit", "1", "--only", "tree4,greedy"]].concat());
+    assert_eq!(only.succeeded().lines().count(), 4, "{only:?}");
+    run(&[&args[..], &["--only", "nothing"]].concat()).failed(2, "greedy, none; loop, none");
+    run(&[&args[..], &["--temperature", "-1"]].concat()).failed(2, "temperature");
 }
 
 #[test]

@@ -2,9 +2,10 @@
 //
 // `?model=URL&prompts=10&max=64&run` starts at once; `&post` also posts the report to /agreement and then to /done, for
 // a machine without a person. `&workload=URL` asks the prompts of a file as in workload/, `&only=tree,adaptive` takes
-// the first configuration and those whose names hold one of these words.
+// the first configuration and those whose names hold one of these words, `&temperature=0.8&seeds=3` asks every question
+// again for each seed.
 
-import { load, type Completion, type LoadOptions, type Message } from "forerun";
+import { load, type Completion, type GenerateOptions, type LoadOptions, type Message } from "forerun";
 import { element, tell } from "../shared.ts";
 import questions from "../../tools/prompts.txt?raw";
 
@@ -48,6 +49,8 @@ const configurations: [string, LoadOptions][] = [
 const query = new URLSearchParams(location.search);
 const workload = query.get("workload");
 const only = query.get("only")?.split(",");
+const temperature = Number(query.get("temperature") ?? 0);
+const seeds = temperature ? Number(query.get("seeds") ?? 1) : 0;
 const url = element<HTMLInputElement>("url");
 const promptCount = element<HTMLInputElement>("prompts");
 const maxTokens = element<HTMLInputElement>("max");
@@ -81,14 +84,16 @@ async function answers(name: string, options: LoadOptions, prompts: Message[][])
     const completions: Completion[] = [];
     for (const [i, messages] of prompts.entries()) {
       say(`${name}: question ${i + 1} of ${prompts.length}`);
-      completions.push(await engine.generate(messages, { maxTokens: Number(maxTokens.value) }).completion);
+      const ask = (options: GenerateOptions) => engine.generate(messages, { maxTokens: Number(maxTokens.value), ...options }).completion;
+      completions.push(await ask({}));
+      for (let seed = 1; seed <= seeds; seed++) completions.push(await ask({ temperature, seed }));
     }
     const info = engine.info;
     const tokens = completions.reduce((sum, completion) => sum + completion.tokens.length, 0);
     return {
       name,
       same: 0,
-      prompts: prompts.length,
+      prompts: completions.length,
       adapter: info.adapter,
       fusion: info.fusion,
       leftOut: info.leftOut,
