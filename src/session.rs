@@ -203,9 +203,15 @@ impl Engine {
                 model.stream(source, STAGING, &mut Reporting { sink: &mut weights, on_progress }).await?;
                 gpu.finish().await?;
                 on_progress(Progress::Compile);
-                let mut decoder = GpuDecoder::new(&gpu, config, weights, context, options.fusion).await?;
-                let key = calibration_key(&decoder, &model, &tokenizer);
-                match calibrations.get(&key).filter(|_| !options.recalibrate) {
+                let key = calibration_key(gpu.adapter(), options.fusion, &model, &tokenizer, context);
+                let known = calibrations.get(&key).filter(|_| !options.recalibrate);
+                let fusion = match (options.fusion, &known) {
+                    (FusionChoice::Auto, Some(known)) if known.is_fused => FusionChoice::All,
+                    (FusionChoice::Auto, Some(_)) => FusionChoice::None,
+                    (asked, _) => asked,
+                };
+                let mut decoder = GpuDecoder::new(&gpu, config, weights, context, fusion).await?;
+                match known {
                     Some(known) => decoder.set_calibration(&known).await?,
                     // Draft trees never pay on a program that plays a GPU: it has no work to spare in a step of one.
                     None if gpu.adapter().is_software && !options.recalibrate => {}
@@ -439,16 +445,18 @@ fn fingerprint(c: &Config, tokenizer: &Tokenizer) -> u64 {
     fnv_1a(shape.iter().flat_map(|n| (*n as u64).to_le_bytes()).chain(pieces.copied()))
 }
 
-/// What a calibration of this decoder depends on.
-fn calibration_key(decoder: &GpuDecoder, model: &Model, tokenizer: &Tokenizer) -> Key {
+/// What a calibration depends on.
+fn calibration_key(
+    adapter: &Adapter,
+    fusion: FusionChoice,
+    model: &Model,
+    tokenizer: &Tokenizer,
+    context: usize,
+) -> Key {
     let formats = fnv_1a(model.matrices().iter().flat_map(|matrix| format!("{matrix:?}").into_bytes()));
     Key {
-        adapter: format!("{:?} {:?}", decoder.gpu().adapter(), decoder.fusion()),
-        model: format!(
-            "{:016x} {formats:016x} context {}",
-            fingerprint(decoder.config(), tokenizer),
-            decoder.max_seq_len()
-        ),
+        adapter: format!("{adapter:?} {fusion:?}"),
+        model: format!("{:016x} {formats:016x} context {context}", fingerprint(&model.config, tokenizer)),
         build: format!("{} {:016x}", env!("CARGO_PKG_VERSION"), kernels::fingerprint()),
     }
 }

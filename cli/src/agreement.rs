@@ -98,7 +98,7 @@ pub fn agreement(args: &AgreementArgs) -> Outcome {
     let n_rows = loads.iter().map(|(_, rows)| rows.len()).sum::<usize>();
     if n_rows < 2 {
         let names: Vec<String> = LOADS.iter().flat_map(|load| rows(load, &[])).map(|row| row.name).collect();
-        return Err(Failure::Input(format!("--only leaves nothing to compare: give words of {}", names.join("; "))));
+        return Err(Failure::Input(format!("--only leaves nothing to compare: give a part of {}", names.join("; "))));
     }
     let bar = load::answers_bar((prompts.len() * samplings.len() * n_rows) as u64);
     let mut comparison = Comparison { args, prompts, samplings, expected: Vec::new(), turn: 0, bar };
@@ -129,8 +129,7 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Loads the model and answers every prompt in the ways of `rows`; prompt by prompt, so that the ways after the
-    /// first find it in the cache.
+    /// Loads the model, answers every prompt in the ways of `rows` and prints these.
     fn compare(&mut self, load: &Loading, rows: &mut [Row]) -> Outcome {
         let options = EngineOptions {
             fusion: load.fusion,
@@ -144,6 +143,15 @@ impl Comparison<'_> {
         if let Some(decoder) = engine.gpu_decoder_mut() {
             decoder.set_remembers(false);
         }
+        let answered = self.answer(&mut engine, rows);
+        // What was compared before Ctrl-C is told too.
+        self.bar.suspend(|| rows.iter().try_for_each(|row| output::print(&line(row, &engine))))?;
+        answered
+    }
+
+    /// Prompt by prompt, so that the ways after the first find it in the cache.
+    fn answer(&mut self, engine: &mut Engine, rows: &mut [Row]) -> Outcome {
+        let answering = Answering::begin();
         for i in 0..self.prompts.len() * self.samplings.len() {
             let (prompt, sampling) =
                 (&self.prompts[i / self.samplings.len()], &self.samplings[i % self.samplings.len()]);
@@ -151,12 +159,12 @@ impl Comparison<'_> {
                 self.bar.set_message(format::plain(&format!("{}, {}", row.name, prompt.id)));
                 let known = self.expected.get(i);
                 if self.args.vary {
-                    vary(&mut engine, prompt, known.map_or(&[], Vec::as_slice), self.turn)?;
+                    vary(engine, prompt, known.map_or(&[], Vec::as_slice), self.turn)?;
                     self.turn += 1;
                 }
                 let max_tokens = Some(self.args.max_tokens.get());
                 let how = Completing { max_tokens, mode: row.mode, sampling: sampling.clone(), logprobs: None };
-                let answer = complete(&mut engine, prompt, &how)?;
+                let answer = complete(engine, prompt, &how, &answering)?;
                 row.add(&answer, known.is_none_or(|known| answer.tokens == *known));
                 match known {
                     Some(known) if answer.tokens != *known => {
@@ -171,7 +179,7 @@ impl Comparison<'_> {
                 self.bar.inc(1);
             }
         }
-        self.bar.suspend(|| rows.iter().try_for_each(|row| output::print(&line(row, &engine))))
+        Ok(())
     }
 }
 
@@ -208,8 +216,12 @@ fn prompts(args: &AgreementArgs) -> Outcome<Vec<WorkloadPrompt>> {
     Ok(prompts)
 }
 
-fn complete(engine: &mut Engine, prompt: &WorkloadPrompt, how: &Completing) -> Outcome<Generated> {
-    let answering = Answering::begin();
+fn complete(
+    engine: &mut Engine,
+    prompt: &WorkloadPrompt,
+    how: &Completing,
+    answering: &Answering,
+) -> Outcome<Generated> {
     let mut on_text = |_: &Piece<'_>| {
         if answering.stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };

@@ -241,8 +241,8 @@ pub struct AgreementArgs {
     /// Answer only the first prompts of each task
     #[arg(long, value_name = "N", value_parser = at_least_1)]
     pub limit: Option<NonZeroUsize>,
-    /// Compare only the ways whose names hold one of these words, separated by commas
-    #[arg(long, value_name = "WORDS", value_delimiter = ',')]
+    /// Compare only the ways whose names hold this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
     pub only: Vec<String>,
     /// Besides the most probable tokens, compare sampled ones
     #[arg(long, value_name = "T", allow_negative_numbers = true, default_value_t = 0.0)]

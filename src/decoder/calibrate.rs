@@ -37,6 +37,8 @@ pub struct Calibration {
     pub costs: Costs,
     /// Steps of a window and windows in flight, where they were measured.
     pub window: Option<(usize, usize)>,
+    /// Whether the fused plan was timed, which may have been chosen for being the faster one.
+    pub is_fused: bool,
 }
 
 /// A calibration as it is written.
@@ -48,6 +50,7 @@ struct Stored {
     /// `null` for a width that is not used.
     ms: [Option<f64>; BUCKETS.len()],
     window: Option<(usize, usize)>,
+    is_fused: bool,
 }
 
 impl Stored {
@@ -87,13 +90,13 @@ impl Calibrations {
     pub fn get(&self, key: &Key) -> Option<Calibration> {
         let stored = self.kept.iter().find(|stored| stored.key == *key)?;
         let costs = Costs { ms: stored.ms.map(|ms| ms.unwrap_or(f64::INFINITY)) };
-        Some(Calibration { costs, window: stored.window })
+        Some(Calibration { costs, window: stored.window, is_fused: stored.is_fused })
     }
 
     /// Keeps what was found out, in the place of what was known with this key. The oldest ones give way.
     pub fn insert(&mut self, key: Key, found: &Calibration) {
         let ms = found.costs.ms.map(|ms| Some(ms).filter(|ms| is_time(*ms)));
-        let stored = Stored { format: FORMAT, key, ms, window: found.window };
+        let stored = Stored { format: FORMAT, key, ms, window: found.window, is_fused: found.is_fused };
         if stored.is_sane() {
             self.put(stored);
         }
@@ -145,7 +148,11 @@ mod tests {
     }
 
     fn found() -> Calibration {
-        Calibration { costs: Costs { ms: [1.0, 1.5, 2.0, 3.0, 5.0, f64::INFINITY] }, window: Some((2, 3)) }
+        Calibration {
+            costs: Costs { ms: [1.0, 1.5, 2.0, 3.0, 5.0, f64::INFINITY] },
+            window: Some((2, 3)),
+            is_fused: true,
+        }
     }
 
     /// The bytes of one calibration.
@@ -190,8 +197,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_none() {
-        let text =
-            String::from_utf8(bytes(&Calibration { costs: Costs { ms: [1.5; 6] }, window: Some((2, 3)) })).unwrap();
+        let text = String::from_utf8(bytes(&Calibration { costs: Costs { ms: [1.5; 6] }, ..found() })).unwrap();
         assert!(read(text.as_bytes()).is_some());
         for (from, to) in [
             ("\"format\":1", "\"format\":2"),
@@ -220,7 +226,7 @@ mod tests {
             assert_eq!(read(&bytes), None);
         }
         assert_eq!(
-            Calibrations::from_bytes(&bytes(&Calibration { costs: Costs { ms: [f64::NAN; 6] }, window: None })),
+            Calibrations::from_bytes(&bytes(&Calibration { costs: Costs { ms: [f64::NAN; 6] }, ..found() })),
             Calibrations::default()
         );
     }
@@ -237,7 +243,7 @@ mod tests {
             ms[0] = first;
             let key = Key { adapter, model, build };
             let mut known = Calibrations::default();
-            known.insert(key.clone(), &Calibration { costs: Costs { ms }, window });
+            known.insert(key.clone(), &Calibration { costs: Costs { ms }, window, is_fused: false });
             let read = Calibrations::from_bytes(&known.to_bytes()).get(&key).unwrap();
             prop_assert_eq!(read.window, window);
             for (written, read) in ms.into_iter().zip(read.costs.ms) {

@@ -35,6 +35,7 @@ impl GpuDecoder {
             FusionChoice::All => Fusion::ALL,
             FusionChoice::Auto => self.faster().await?,
         };
+        self.planned = wanted;
         for (fusion, plain) in [(wanted, false), (Fusion::NONE, false), (wanted, true), (Fusion::NONE, true)] {
             (self.fusion, self.plain) = (fusion, plain);
             let key = self.decode_key();

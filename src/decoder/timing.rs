@@ -3,7 +3,7 @@
 use super::calibrate::{Calibration, choose_window};
 use super::control::Control;
 use super::controller::Costs;
-use super::forward::Outcome;
+use super::forward::{Fusion, Outcome};
 use super::request::{Mode, Request};
 use super::sampler::SamplingOptions;
 use super::step::{BUCKETS, MEMORY, StepKey};
@@ -25,14 +25,7 @@ impl GpuDecoder {
     /// # Errors
     /// As [`GpuDecoder::generate`].
     pub async fn calibrate(&mut self) -> Result<Calibration> {
-        let mut ms = [f64::INFINITY; BUCKETS.len()];
-        for (i, width) in BUCKETS.into_iter().enumerate() {
-            self.admit(width).await?;
-            if self.widths.contains(&width) && 3 * STEPS * width < self.scratch.max_seq_len {
-                ms[i] = self.time_width(width).await?;
-            }
-        }
-        let costs = Costs { ms };
+        let costs = self.time_widths().await?;
         self.set_costs(costs);
         let mut tried = Vec::new();
         for steps in [1, 2, 4] {
@@ -45,7 +38,7 @@ impl GpuDecoder {
         }
         self.set_window((!tried.is_empty()).then(|| choose_window(&tried)));
         self.forget();
-        Ok(Calibration { costs, window: self.window })
+        Ok(Calibration { costs, window: self.window, is_fused: self.planned == Fusion::ALL })
     }
 
     /// Uses what an earlier calibration found, in the place of a new one.
@@ -58,19 +51,32 @@ impl GpuDecoder {
         self.prepare(Mode::Adaptive).await
     }
 
-    /// Milliseconds of a step whose nodes are all live.
-    async fn time_width(&mut self, width: usize) -> Result<f64> {
-        let outcome = if width == 1 { Outcome::Predict } else { Outcome::Score };
-        let key = StepKey { outcome, ..self.width_key(width) };
-        self.record(&[key]).await?;
-        // What the beginning and the report take falls out of the difference.
-        let (mut short, mut long) = (f64::INFINITY, f64::INFINITY);
-        for _ in 0..REPEATS {
-            short = short.min(self.time_steps(key, STEPS).await?);
-            long = long.min(self.time_steps(key, 3 * STEPS).await?);
+    /// Times steps of each width whose nodes are all live.
+    async fn time_widths(&mut self) -> Result<Costs> {
+        let mut runs = Vec::new();
+        for (i, width) in BUCKETS.into_iter().enumerate() {
+            self.admit(width).await?;
+            if self.widths.contains(&width) && 3 * STEPS * width < self.scratch.max_seq_len {
+                let outcome = if width == 1 { Outcome::Predict } else { Outcome::Score };
+                let key = StepKey { outcome, ..self.width_key(width) };
+                self.record(&[key]).await?;
+                runs.push((i, key, f64::INFINITY, f64::INFINITY));
+            }
         }
-        let ms = (long - short) / (2 * STEPS) as f64;
-        Ok(if ms > 0.0 { ms } else { long / (3 * STEPS) as f64 })
+        // Width by width in each round: the GPU's clocks are slow at first, and that must not count for one width alone.
+        for _ in 0..REPEATS {
+            for (_, key, short, long) in &mut runs {
+                *short = short.min(self.time_steps(*key, STEPS).await?);
+                *long = long.min(self.time_steps(*key, 3 * STEPS).await?);
+            }
+        }
+        let mut costs = Costs { ms: [f64::INFINITY; BUCKETS.len()] };
+        for (i, _, short, long) in runs {
+            // What the beginning and the report take falls out of the difference.
+            let ms = (long - short) / (2 * STEPS) as f64;
+            costs.ms[i] = if ms > 0.0 { ms } else { long / (3 * STEPS) as f64 };
+        }
+        Ok(costs)
     }
 
     /// Milliseconds of `n` steps whose nodes are all live, and of the report of their end.

@@ -60,6 +60,8 @@ pub struct GpuDecoder {
     /// Nodes of a prefill step.
     pub(super) prefill_tokens: usize,
     pub(super) fusion: Fusion,
+    /// The plan that was to be used; [`GpuDecoder::fusion`] is another where its bits differ on this device.
+    pub(super) planned: Fusion,
     /// Whether the kernels do without subgroups and the packed dot product.
     pub(super) plain: bool,
     /// Take the control state; behind them, once a request asked, those that take log-probabilities too.
@@ -116,6 +118,7 @@ impl GpuDecoder {
             steps: Steps::default(),
             prefill_tokens,
             fusion: Fusion::NONE,
+            planned: Fusion::NONE,
             plain: false,
             staging,
             flying: VecDeque::new(),
